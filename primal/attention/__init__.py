@@ -1,0 +1,1 @@
+"""Attention layers, one per file, all with the signature of ``base.Attention``."""
