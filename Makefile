@@ -12,7 +12,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 .PHONY: help demo test test-slow lint format types pytest examples docs wheel bench clean
 
 help: ## list the targets
-	@echo 'make TARGET   (another Python: make PYTHON=python3.12 TARGET)'
+	@echo 'make TARGET   (with another Python: make clean, then make PYTHON=python3.12 TARGET)'
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 14
 
 demo: $(VENV)/.runtime ## train on handwritten digits and show what the attention learned

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from primal.errors import require_choice
 
@@ -43,5 +44,7 @@ def use_blocked(backend: Backend, *tensors: Tensor) -> bool:
 
 
 def _in_transform() -> bool:
-    """Say whether torch.func (vmap, grad, ...) is active: only the definition composes with it."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Say whether torch.func (vmap, grad, ...) or forward-mode differentiation is active: only the
+    definition composes with them.
+    """
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0

@@ -125,7 +125,8 @@ class RandomMap(FeatureMap):
         blocks = []
         for _ in range(-(-draws // width)):
             square = torch.randn(width, width, generator=generator, dtype=torch.float64)
-            direction = torch.linalg.qr(square)[0]
+            direction, triangle = torch.linalg.qr(square)
+            direction *= triangle.diagonal().sign()  # LAPACK fixes signs: undo it, or exp is biased
             length = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=1)
             blocks.append(direction.mT * length[:, None])
         self.frequencies.copy_(torch.cat(blocks)[:draws])

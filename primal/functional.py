@@ -126,7 +126,15 @@ def row_normalise(
     with full_precision(features):
         mean = others.to(precise).sum(-2) / token_count(others, mask)[:, None, None]  # (B, H, P)
         total = features.to(precise) @ mean[..., None]  # (B, H, N, 1)
-        return (features / total.clamp(min=torch.finfo(precise).tiny)).to(features.dtype)
+        return (features / row_sums(total)).to(features.dtype)
+
+
+def row_sums(total: Tensor) -> Tensor:
+    """Return the sums of a kernel's rows, to divide by: 1 where a row has vanished.
+
+    Next to zero the gradient of the quotient would leave the range of the dtype, hence the root.
+    """
+    return torch.where(total > torch.finfo(total.dtype).tiny ** 0.5, total, 1.0)
 
 
 def primal_scores(
@@ -347,6 +355,8 @@ def principal_component_pursuit(
     is ``sparsity``: at λ = ∞ and one iteration both are softmax attention. In symmetric attention Q
     = K₂.
     """
+    value = zero_padding(value, mask)
+    query = None if query is None else zero_padding(query, mask)
     clean = pursued_keys(
         key,
         value,
@@ -380,27 +390,28 @@ def pursued_keys(
     """Return the cleaned keys K₂ that the last iteration of the pursuit attends with."""
     require_choice("variant", variant, ("released", "admm"))
     width = key.shape[1] * key.shape[3] if model_width is None else model_width
-    key = zero_padding(key, mask)
+    dtype, precise = key.dtype, _precise(key.dtype)
+    key, value = zero_padding(key, mask).to(precise), zero_padding(value, mask)
     count = token_count(key, mask)[:, None, None, None]
-    size = key.to(_precise(key.dtype)).abs().sum((-2, -1), keepdim=True)
+    size = key.abs().sum((-2, -1), keepdim=True)
     penalty = count * width / (4 * size.clamp(min=blocked.EPSILON))  # μ, (B, H, 1, 1)
-    penalty = penalty.to(key.dtype)
     threshold = sparsity * penalty if variant == "released" else sparsity / penalty
     sign = -1 if variant == "released" else 1
     attended = None if mask is None else mask[:, None, None]
-    low_rank = dual = torch.zeros_like(key)
+    low_rank = dual = torch.zeros_like(key)  # dual is Y/μ, which stays finite however large μ is
     for remaining in reversed(range(iterations)):
-        shifted = key - low_rank + dual / penalty
+        shifted = key - low_rank + dual
         # λ = ∞ is written out: its gradient through the threshold would be 0 · ∞.
         sparse = (
             torch.zeros_like(key) if math.isinf(sparsity) else soft_threshold(shifted, threshold)
         )
-        clean = key - sparse + sign * dual / penalty
+        clean = key - sparse + sign * dual
         if remaining:
-            reader = clean if query is None else query
-            low_rank = F.scaled_dot_product_attention(reader, clean, value, attn_mask=attended)
-            dual = dual + penalty * (key - low_rank - sparse)
-    return clean
+            read = clean.to(dtype)
+            reader = read if query is None else query
+            low_rank = F.scaled_dot_product_attention(reader, read, value, attn_mask=attended)
+            dual = dual + (key - low_rank - sparse)
+    return clean.to(dtype)
 
 
 def attention_weights(
@@ -421,8 +432,9 @@ def attention_weights(
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Suspend autocast, if it is on, for what must not be rounded to half precision."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
     return nullcontext()
 
 

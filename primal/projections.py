@@ -120,7 +120,8 @@ class FromAnchors(Projection):
 
     def _at_anchors(self, tokens: Tokens) -> Tensor:  # (B, H, A, P)
         count = tokens.inputs.shape[1]
-        if tokens.features is not None:
+        if self.reads_features:
+            assert tokens.features is not None
             source = tokens.features
         else:
             source = tokens.inputs.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -188,16 +189,19 @@ class Contextual(Projection):
     def _causal_side(
         self, reader: Tensor, read: Tensor, weight: Tensor, mask: Tensor | None
     ) -> Tensor:  # (B, H, N, S)
+        dtype, precise = reader.dtype, torch.promote_types(reader.dtype, torch.float32)
+        # Sums over a long sequence pass the end of float16: divide before rounding.
+        reader, read, weight = reader.to(precise), read.to(precise), weight.to(precise)
         if self.positive:  # the row sum is one more column of the state
             ones = torch.ones_like(weight[..., :1])
             sums = functional.causal_scores(reader, read, torch.cat((weight, ones), dim=-1))
-            return sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+            return (sums[..., :-1] / functional.row_sums(sums[..., -1:])).to(dtype)
         sums = functional.causal_scores(reader, read, weight)
         if mask is None:
             count = torch.arange(1, sums.shape[-2] + 1, device=sums.device)[:, None]
         else:
             count = mask.cumsum(-1).clamp(min=1)[:, None, :, None]
-        return sums / count
+        return (sums / count).to(dtype)
 
 
 def _mean_outer(tokens: Tokens, weight: Tensor) -> Tensor:  # (B, H, P, S), mean of φ wᵀ

@@ -39,9 +39,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 def test_dependencies_are_what_is_imported():
     base = _distributions(PROJECT["dependencies"])
     extras = _distributions(chain(*PROJECT["optional-dependencies"].values()))
-    imported = _imported_distributions("primal") | _imported_distributions("examples")
-    assert base <= imported, f"nothing imports {sorted(base - imported)}"
-    assert imported <= base | extras, f"undeclared: {sorted(imported - base - extras)}"
+    shown = _imported_distributions("primal", "examples")
+    everywhere = shown | _imported_distributions("benchmarks", "tests")
+    assert base <= shown, f"nothing imports {sorted(base - shown)}"
+    assert everywhere <= base | extras, f"undeclared: {sorted(everywhere - base - extras)}"
 
 
 def test_every_dependency_has_one_exact_version():
@@ -59,15 +60,15 @@ def _distributions(requirements: Iterable[str]) -> set[str]:
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 
-def _imported_distributions(folder: str) -> set[str]:
-    """Return the distributions that the files under ``folder`` import, anywhere in their code."""
+def _imported_distributions(*folders: str) -> set[str]:
+    """Return the distributions that files under ``folders`` import, anywhere in their code."""
     modules = set()
-    for path in (ROOT / folder).rglob("*.py"):
+    for path in chain(*((ROOT / folder).rglob("*.py") for folder in folders)):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 modules |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module.split(".")[0])
     known = packages_distributions()
-    foreign = modules - sys.stdlib_module_names - {"primal"}
+    foreign = modules - sys.stdlib_module_names - {"primal", "tests"}
     return _distributions(name for module in foreign for name in known.get(module, [module]))

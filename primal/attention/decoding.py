@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from primal import functional
 from primal.projections import Contextual, Tokens
 
 
@@ -67,9 +68,8 @@ def recurrent_step(
         right_sum = key @ after.query[..., None]
     else:
         left_sum = right_sum = after.seen[:, None, None, None]
-    tiny = torch.finfo(left_state.dtype).tiny
-    left = query @ left_state / left_sum.clamp(min=tiny)
-    right = key @ right_state / right_sum.clamp(min=tiny)
+    left = query @ left_state / functional.row_sums(left_sum)
+    right = key @ right_state / functional.row_sums(right_sum)
     return left.to(x.dtype), right.to(x.dtype), after
 
 

@@ -214,8 +214,15 @@ class PrimalAttention(Attention):
         contextual, features = isinstance(self.projection, Contextual), self.feature_map.features
         total = like.new_zeros(batch, self.heads, features if contextual else self.head_width)
         outer = like.new_zeros(batch, self.heads, features, self.rank) if contextual else None
-        window = like.new_zeros(batch, self._before, self.width) if self._before else None
-        return PrimalState(like.new_zeros(batch), total, total, outer, outer, window)
+        window = like.new_zeros(batch, self._before, self.width)
+        return PrimalState(
+            like.new_zeros(batch),
+            total,
+            total,
+            outer,
+            outer,
+            None if self.convolution is None else window,
+        )
 
     def step(self, x: Tensor, state: PrimalState, *, mask: Tensor | None = None) -> StepOutput:
         if not self.causal:
@@ -333,8 +340,8 @@ class PrimalAttention(Attention):
 
     def _output(self, mixed: Tensor) -> Tensor:  # (B, H, N, D) -> (B, N, width)
         """Project the joined heads; the combination's bias, alike for all, joins the output's."""
-        if self.head_norm is not None:
-            mixed = self.head_norm(mixed)
+        if self.head_norm is not None:  # PyTorch fuses it, and is silent, in one dtype only
+            mixed = self.head_norm(mixed.to(self.head_norm.weight.dtype)).to(mixed.dtype)
         weight, bias = self.to_output.weight, self.combine.bias.repeat(self.heads)
         return F.linear(join_heads(mixed), weight, F.linear(bias, weight, self.to_output.bias))
 

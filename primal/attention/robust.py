@@ -34,13 +34,15 @@ class _SelfAttention(Attention):
         self.to_output.reset_parameters()
 
     def _read(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, context_mask: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:  # parts x (B, H, N, D), (B, N)
         if context is not None:
             raise ValueError(
                 f"{type(self).__name__} needs as many queries as keys and takes no context; "
                 "use SoftmaxAttention or PrimalAttention(scores='left') for cross-attention."
             )
+        if context_mask is not None:
+            raise ValueError("context_mask needs a context, got none; self-attention takes mask=.")
         check_tokens("x", x, self.width)
         mask = as_mask("mask", mask, x)
         parts = self.to_parts(zero_rows(x, mask)).chunk(self.parts, dim=-1)
@@ -91,7 +93,7 @@ class RobustAttention(_SelfAttention):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> AttentionOutput:
-        (*query, key, value), mask = self._read(x, context, mask)
+        (*query, key, value), mask = self._read(x, context, mask, context_mask)
         attended = functional.principal_component_pursuit(
             key,
             value,
@@ -113,7 +115,7 @@ class RobustAttention(_SelfAttention):
         context_mask: Tensor | None = None,
     ) -> Tensor:  # (B, H, N, N)
         """Return the attention weights of the last step."""
-        (*query, key, value), mask = self._read(x, context, mask)
+        (*query, key, value), mask = self._read(x, context, mask, context_mask)
         clean = functional.pursued_keys(
             key,
             value,
@@ -167,7 +169,7 @@ class ScaledAttention(_SelfAttention):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> AttentionOutput:
-        (query, key, value), mask = self._read(x, context, mask)
+        (query, key, value), mask = self._read(x, context, mask, context_mask)
         value = functional.zero_padding(value, mask)
         allowed = _attended(mask)
         if self.tokens is None:
@@ -193,7 +195,7 @@ class ScaledAttention(_SelfAttention):
         context_mask: Tensor | None = None,
     ) -> Tensor:  # (B, H, N, N)
         """Return the attention weights, before the centring of the values."""
-        (query, key, _), mask = self._read(x, context, mask)
+        (query, key, _), mask = self._read(x, context, mask, context_mask)
         return functional.attention_weights(query, key, _attended(mask), mask)
 
     def extra_repr(self) -> str:

@@ -5,6 +5,7 @@ What eager PyTorch would send to memory between its operations (the normalised v
 in the layout of a batched product, partial sums of gradients) lives in one small block of tokens.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,49 +45,61 @@ class _MapTokens(torch.autograd.Function):
         unit_norm: bool,
         definition: Definition,
     ) -> Mapped:
-        query_inverse = _inverse_norm(query) if unit_norm else None
-        key_inverse = _inverse_norm(key) if unit_norm else None
         mapped, weight = (query, query_map) if query_map is not None else (key, key_map)
         assert weight is not None
         values = _empty_by_token(mapped, weight.shape[-1])
-        query_gram, key_gram = _zeros_gram(query), _zeros_gram(key)
-        sides = (
-            (query, query_inverse, query_map, query_gram),
-            (key, key_inverse, key_map, key_gram),
-        )
-        # Both maps write the same values, so their blocks are walked together; a side without a
-        # map may have another number of tokens and gives its Gram matrix alone.
-        together = query_map is not None and key_map is not None
-        for group in (sides,) if together else ((side,) for side in sides):
-            for block in _blocks(group[0][0]):
-                total: Tensor | None = None
-                for x, inverse, side_map, gram in group:
-                    unit = _gather(x, inverse, block)
-                    gram.baddbmm_(unit.mT, unit)
-                    if side_map is None:
-                        continue
-                    flat_map = side_map.reshape(-1, *side_map.shape[-2:])
-                    if total is None:
-                        total = torch.bmm(unit, flat_map)
-                    else:
-                        total.baddbmm_(unit, flat_map)
-                if total is not None:
-                    values[:, :, block] = total.view(values[:, :, block].shape)
+        query_gram, query_inverse = _forward(query, query_map, unit_norm, values, add=False)
+        both = query_map is not None
+        key_gram, key_inverse = _forward(key, key_map, unit_norm, values, add=both)
         ctx.save_for_backward(query, key, query_map, key_map, query_inverse, key_inverse)
         ctx.unit_norm, ctx.definition = unit_norm, definition
         ctx.set_materialize_grads(False)
-        return values, _by_head(query_gram, query), _by_head(key_gram, key)
+        return values, query_gram, key_gram
 
     @staticmethod
     def backward(
         ctx: Any, d_values: Tensor | None, d_query_gram: Tensor | None, d_key_gram: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         query, key, query_map, key_map, query_inverse, key_inverse = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the caller will differentiate this again
-            return _differentiable_backward(ctx, (d_values, d_query_gram, d_key_gram))
+        gradients = d_values, d_query_gram, d_key_gram
+        # create_graph=True: the caller will differentiate this again. is_grads_batched=True: what
+        # writes in place has no batched form.
+        if torch.is_grad_enabled() or any(map(_is_batched, gradients)):
+            return _plain_backward(ctx, gradients)
         d_query, d_query_map = _backward(query, query_inverse, query_map, d_values, d_query_gram)
         d_key, d_key_map = _backward(key, key_inverse, key_map, d_values, d_key_gram)
         return d_query, d_key, d_query_map, d_key_map, None, None
+
+
+def _forward(
+    x: Tensor,  # (B, H, N, P), query or key
+    weight: Tensor | None,  # (B, H, P, D)
+    unit_norm: bool,
+    values: Tensor,  # (B, H, N, D), written to if there is a weight
+    *,
+    add: bool,  # to what the values hold
+) -> tuple[Tensor, Tensor | None]:
+    """Walk over one side; return its Gram matrix and, if it was normalised, 1/‖x‖ (B, H, N, 1)."""
+    inverse = x.new_empty(*x.shape[:3], 1) if unit_norm else None
+    gram = x.new_zeros(*x.shape[:2], x.shape[-1], x.shape[-1])
+    unit = _Buffer(x, x.shape[-1])
+    mapped = None if weight is None else _Buffer(x, weight.shape[-1])
+    for block in _blocks(x):
+        part = x[:, :, block]
+        if inverse is not None:
+            norm = torch.linalg.vector_norm(part, dim=-1, keepdim=True)
+            norm.masked_fill_(norm <= EPSILON, math.inf)  # 1/∞ = 0
+            inverse[:, :, block] = norm.reciprocal_()
+        unit.fill(part, inverse, block)
+        gram.flatten(0, 1).baddbmm_(unit.rows(block).mT, unit.rows(block))
+        if weight is None or mapped is None:
+            continue
+        torch.bmm(unit.rows(block), weight.flatten(0, 1), out=mapped.rows(block))
+        if add:
+            values[:, :, block] += mapped.by_head(block)
+        else:
+            values[:, :, block] = mapped.by_head(block)
+    return gram, inverse
 
 
 def _backward(
@@ -102,54 +115,78 @@ def _backward(
     if d_values is None and d_gram is None:
         return None, None
     d_x = _empty_by_token(x, x.shape[-1])
-    d_weight = None if weight is None else torch.zeros_like(weight).flatten(0, 1)
-    d_norm = None if d_gram is None else (d_gram + d_gram.mT).flatten(0, 1)
+    d_weight = None if weight is None else x.new_zeros(weight.shape)
+    symmetric = None if d_gram is None else (d_gram + d_gram.mT).flatten(0, 1)
+    unit, d_unit, product = (_Buffer(x, x.shape[-1]) for _ in range(3))
+    packed = None if weight is None else _Buffer(x, weight.shape[-1])
     for block in _blocks(x):
-        unit = _gather(x, inverse, block)
-        d_unit = torch.zeros_like(unit) if d_norm is None else torch.bmm(unit, d_norm)
+        unit.fill(x[:, :, block], inverse, block)
+        rows, d_rows = unit.rows(block), d_unit.rows(block)
+        if symmetric is None:
+            d_rows.zero_()
+        else:
+            torch.bmm(rows, symmetric, out=d_rows)
         if d_values is not None and weight is not None and d_weight is not None:
-            d_block = _gather(d_values, None, block)
-            d_weight.baddbmm_(unit.mT, d_block)
-            d_unit.baddbmm_(d_block, weight.flatten(0, 1).mT)
-        if inverse is not None:  # normalising forgets the length: remove the radial part
-            radial = torch.linalg.vecdot(unit, d_unit).unsqueeze(-1)
-            d_unit.addcmul_(unit, radial, value=-1).mul_(_gather(inverse, None, block))
-        d_x[:, :, block] = d_unit.view(d_x[:, :, block].shape)
-    return d_x, None if d_weight is None or weight is None else d_weight.view(weight.shape)
+            assert packed is not None
+            packed.fill(d_values[:, :, block], None, block)
+            d_weight.flatten(0, 1).baddbmm_(rows.mT, packed.rows(block))
+            d_rows.baddbmm_(packed.rows(block), weight.flatten(0, 1).mT)
+        if inverse is None:
+            d_x[:, :, block] = d_unit.by_head(block)
+        else:  # normalising forgets the length of x: no gradient along it
+            radial = torch.mul(rows, d_rows, out=product.rows(block)).sum(-1, keepdim=True)
+            d_rows.addcmul_(rows, radial, value=-1)
+            torch.mul(d_unit.by_head(block), inverse[:, :, block], out=d_x[:, :, block])
+    return d_x, d_weight
 
 
-def _differentiable_backward(
-    ctx: Any, gradients: tuple[Tensor | None, ...]
-) -> tuple[Tensor | None, ...]:
-    inputs, needed = ctx.saved_tensors[:4], ctx.needs_input_grad[:4]
-    outputs = ctx.definition(*inputs, ctx.unit_norm)
+def _plain_backward(ctx: Any, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Differentiate the definition."""
+    needed, create_graph = ctx.needs_input_grad[:4], torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, because one input may be computed from another, or be the same tensor: a gradient
+        # must stop at the input itself.
+        inputs: list[Any] = [None if x is None else x.view_as(x) for x in ctx.saved_tensors[:4]]
+        outputs = ctx.definition(*inputs, ctx.unit_norm)
     reached = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
     found = iter(
         torch.autograd.grad(
             [output for output, _ in reached],
             [x for x, wanted in zip(inputs, needed, strict=True) if wanted],
             [gradient for _, gradient in reached],
-            create_graph=True,
+            create_graph=create_graph,
             allow_unused=True,
         )
     )
     return *(next(found) if wanted else None for wanted in needed), None, None
 
 
-def _inverse_norm(x: Tensor) -> Tensor:  # (B, H, N, P) -> (B, H, N, 1)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.where(norm > EPSILON, norm.reciprocal(), 0.0)
+def _is_batched(gradient: Tensor | None) -> bool:
+    return gradient is not None and (
+        torch._C._functorch.is_legacy_batchedtensor(gradient)
+        or torch._C._functorch.is_batchedtensor(gradient)
+    )
 
 
-def _gather(x: Tensor, inverse: Tensor | None, block: slice) -> Tensor:  # (B * H, block, width)
-    """Copy a block of tokens into the layout of a batched product, normalising on the way."""
-    part = x[:, :, block]
-    packed = x.new_empty(part.shape)
-    if inverse is None:
-        packed.copy_(part)
-    else:
-        torch.mul(part, inverse[:, :, block], out=packed)
-    return packed.flatten(0, 1)
+class _Buffer:
+    """Memory for one block of tokens in the layout of a batched product, used again for each."""
+
+    def __init__(self, like: Tensor, width: int) -> None:
+        batch, heads, tokens, _ = like.shape
+        self.memory = like.new_empty(batch, heads, min(tokens, _block_size(like)), width)
+
+    def by_head(self, block: slice) -> Tensor:  # (B, H, block, width)
+        return self.memory[:, :, : block.stop - block.start]
+
+    def rows(self, block: slice) -> Tensor:  # (B·H, block, width)
+        return self.by_head(block).flatten(0, 1)
+
+    def fill(self, part: Tensor, scale: Tensor | None, block: slice) -> None:
+        """Copy a block in, times its part of scale (B, H, N, 1) if there is one."""
+        if scale is None:
+            self.by_head(block).copy_(part)
+        else:
+            torch.mul(part, scale[:, :, block], out=self.by_head(block))
 
 
 def _empty_by_token(like: Tensor, width: int) -> Tensor:  # (B, H, N, width)
@@ -158,17 +195,13 @@ def _empty_by_token(like: Tensor, width: int) -> Tensor:  # (B, H, N, width)
     return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
-def _zeros_gram(x: Tensor) -> Tensor:  # (B, H, N, P) -> (B * H, P, P)
-    return x.new_zeros(x.shape[0] * x.shape[1], x.shape[-1], x.shape[-1])
-
-
-def _by_head(gram: Tensor, x: Tensor) -> Tensor:  # (B * H, P, P) -> (B, H, P, P)
-    return gram.view(*x.shape[:2], *gram.shape[1:])
+def _block_size(x: Tensor) -> int:
+    """Return how many tokens, over all heads and samples, hold about BLOCK_ELEMENTS."""
+    batch, heads, _, width = x.shape
+    return max(16, BLOCK_ELEMENTS // max(1, batch * heads * width))
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Cut the tokens of x so that a block of all heads holds about BLOCK_ELEMENTS."""
-    batch, heads, tokens, width = x.shape
-    size = max(16, BLOCK_ELEMENTS // max(1, batch * heads * width))
-    for start in range(0, tokens, size):
-        yield slice(start, min(start + size, tokens))
+    size = _block_size(x)
+    for start in range(0, x.shape[2], size):
+        yield slice(start, min(start + size, x.shape[2]))

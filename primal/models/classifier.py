@@ -1,5 +1,6 @@
 """A classifier of sequences of vectors: embedding, positions, encoder, mean, head."""
 
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
@@ -43,6 +44,10 @@ class SequenceClassifier(nn.Module):
         ):
             require_positive(name, value)
         config = EncoderConfig() if config is None else config
+        projection = config.projection or ("shared" if config.causal else "anchors")
+        if config.anchors is None and projection in ("anchors", "feature_anchors"):
+            # As published: more anchors than tokens would only read some of them twice.
+            config = replace(config, anchors=min(max_tokens, 10 * config.rank))
         self.channels, self.max_tokens = channels, max_tokens
         self.embed = nn.Linear(channels, config.width)
         self.positions = nn.Parameter(torch.empty(max_tokens, config.width))
