@@ -44,7 +44,8 @@ def use_blocked(backend: Backend, *tensors: Tensor) -> bool:
 
 
 def _in_transform() -> bool:
-    """Say whether torch.func (vmap, grad, ...) or forward-mode differentiation is active: only the
-    definition composes with them.
+    """Say whether torch.func or forward-mode differentiation is active.
+
+    Only the definition composes with them.
     """
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0

@@ -144,8 +144,7 @@ class RandomMap(FeatureMap):
 
 @final
 class PositiveRandom(RandomMap):
-    """FAVOR+: ``E k(x, y) = exp(xᵀy / √D)``, the softmax kernel, from positive features (Performer,
-    2021).
+    """FAVOR+: ``E k(x, y) = exp(xᵀy / √D)``, the softmax kernel (Choromanski et al., ICLR 2021).
 
     ``resample()`` between training steps draws new directions; nothing calls it unasked.
     """

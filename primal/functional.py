@@ -115,8 +115,7 @@ def row_normalise(
     others: Tensor,  # (B, H, M, P), zero at padding
     mask: Tensor | None = None,  # (B, M), of the others
 ) -> Tensor:  # (B, H, N, P)
-    """Rescale each token so that its kernel values average to one over the others; for positive
-    maps.
+    """Rescale each token to kernel values of mean one over the others; for positive maps.
 
     >>> query, key = torch.rand(2, 1, 1, 6, 3)
     >>> torch.allclose((row_normalise(query, key) @ key.mT).mean(-1), torch.ones(()))
@@ -288,8 +287,7 @@ def coupling(left: Tensor, right: Tensor) -> Tensor:  # (..., P, S) twice -> (..
 def ksvd_residual(
     terms: KSVDTerms, *, reduction: Reduction = "sample", trace: Trace = "weights"
 ) -> Tensor:  # (B,), or () for reduction="batch"
-    """Return ``J = ½ mean‖Λ^½ e‖² + ½ mean‖Λ^½ r‖² − tr(W_eᵀ W_r)``, the means over heads and
-    tokens.
+    """Return ``J = ½ mean‖Λ^½ e‖² + ½ mean‖Λ^½ r‖² − tr(W_eᵀ W_r)``, over heads and tokens.
 
     ``trace`` says whose W couple: the layer's "weights", or what they become on the "data"
     (W_{·|X}).
@@ -343,8 +341,7 @@ def principal_component_pursuit(
     model_width: int | None = None,
     dropout: float = 0.0,
 ) -> Tensor:  # (B, H, N, D)
-    """Split K = L + S into attention's output L and a sparse corruption S (Teo & Nguyen, NeurIPS
-    2024).
+    """Split K = L + S into attention's output L and a sparse S (Teo & Nguyen, NeurIPS 2024).
 
     Alternates, from L = Y = 0 and with μ = N·C / (4‖K‖₁), C the model's width (H·D unless given):
 

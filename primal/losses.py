@@ -25,8 +25,7 @@ def with_ksvd(
     reduction: Reduction = "sample",
     trace: Trace = "weights",
 ) -> Loss:
-    """Return ``task + weight · mean over layers of J²``; a model without primal layers pays the
-    task alone.
+    """Return ``task + weight · mean over layers of J²``, or the task alone without such layers.
 
     ``weight`` is the paper's η; it tunes over 0 to 0.5.
 

@@ -69,8 +69,7 @@ class Projection(nn.Module, ABC):
 
 @final
 class FromAnchors(Projection):
-    """``W_{e|X} = f(X)ᵀ W_e`` with f(X) the tokens at evenly spaced anchors and W_e (H, A, S)
-    parameters.
+    """``W_{e|X} = f(X)ᵀ W_e``, f(X) from evenly spaced tokens, W_e (H, A, S) parameters.
 
     ``source="tokens"`` takes f(X) from the layer's input, split by heads (as published; needs P to
     be the width of such a slice); ``"features"`` takes φ_k at the anchors for W_e and φ_q for W_r,
@@ -142,8 +141,7 @@ class FromAnchors(Projection):
 
 @final
 class Contextual(Projection):
-    """``W_{e|X} = mean_j φ_k(x_j) w_e(x_j)ᵀ`` and ``W_{r|X} = mean_i φ_q(x_i) w_r(x_i)ᵀ``, w linear
-    in the token.
+    """``W_{e|X} = mean φ_k(x) w_e(x)ᵀ``, ``W_{r|X} = mean φ_q(x) w_r(x)ᵀ``, with w linear in x.
 
     The dual vectors become functions of the token, as in the out-of-sample extension of singular
     vectors. Then ``e_n = mean_j κ(x_n, x_j) w_e(x_j)``: attention is the case w_e = values, and r
@@ -214,10 +212,10 @@ def _mean_outer(tokens: Tokens, weight: Tensor) -> Tensor:  # (B, H, P, S), mean
 
 @final
 class Shared(Projection):
-    """``W_e`` and ``W_r`` (H, P, S) are parameters. Published for causal models, over cumulative
-    means.
+    """``W_e`` and ``W_r`` (H, P, S) are parameters.
 
-    Without causality such a layer mixes no tokens: use FromAnchors or Contextual there.
+    Published for causal models, over cumulative means. Without causality such a layer mixes no
+    tokens: use FromAnchors or Contextual there.
     """
 
     data_dependent = False

@@ -188,7 +188,7 @@ def test_random_kernel_is_unbiased(kind, kernel, width):
 
 @pytest.mark.parametrize(("kind", "kernel"), EXPECTED)
 def test_random_kernel_error_falls_with_the_root_of_the_features(kind, kernel):
-    x, y = randn(10, 4) / 2, randn(10, 4) / 2
+    x, y = randn(10, 4) / 4, randn(10, 4) / 4
 
     def error(features):
         maps = (kind(4, features).double() for _ in range(100))
@@ -222,7 +222,7 @@ def test_every_frequency_is_standard_normal(width):
 @pytest.mark.parametrize("kind", RANDOM)
 def test_a_generator_makes_the_frequencies_reproducible(kind):
     def seeded():
-        return torch.Generator().manual_seed(2**40 + 3)
+        return torch.Generator().manual_seed(12345)
 
     first, second, other = kind(4, generator=seeded()), kind(4, generator=seeded()), kind(4)
     assert torch.equal(first.frequencies, second.frequencies)

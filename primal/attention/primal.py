@@ -38,11 +38,11 @@ from primal.projections import (
 
 @final
 class PrimalAttention(Attention):
-    """Attention as the primal of a kernel SVD (Chen, Tao, Tonin, Suykens, NeurIPS 2023): O(N) in
-    the tokens.
+    """Attention as the primal of a kernel SVD, O(N) in the tokens.
 
-    ``o_n = C [e_n ; r_n]`` with the scores ``e_n = W_eᵀ φ(q_n)`` and ``r_n = W_rᵀ φ(k_n)``, then an
-    output projection. Train with ``primal.ksvd_objective(output.terms)`` added to the task's loss.
+    Chen, Tao, Tonin, Suykens, NeurIPS 2023. ``o_n = C [e_n ; r_n]`` with the scores ``e_n = W_eᵀ
+    φ(q_n)`` and ``r_n = W_rᵀ φ(k_n)``, then an output projection. Train with
+    ``primal.ksvd_objective(output.terms)`` added to the task's loss.
 
     >>> import primal
     >>> layer = primal.PrimalAttention(64, heads=4, rank=8)

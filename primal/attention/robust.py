@@ -51,8 +51,7 @@ class _SelfAttention(Attention):
 
 @final
 class RobustAttention(_SelfAttention):
-    """RPC-Attention: a few steps of principal-component pursuit split the keys into attention and
-    corruption.
+    """RPC-Attention: principal-component pursuit splits the keys into attention and corruption.
 
     ``symmetric=True`` (as published) takes the keys as queries. Each step uses the size of the
     whole sequence, so there is no causal form. ``variant="admm"`` is the textbook iteration,
@@ -137,8 +136,7 @@ class RobustAttention(_SelfAttention):
 
 @final
 class ScaledAttention(_SelfAttention):
-    """``softmax(Q Kᵀ/√D) (I − S) V``: the centring of kernel PCA, learned; S starts at 0, where it
-    is softmax.
+    """``softmax(Q Kᵀ/√D) (I − S) V``: the centring of kernel PCA, learned from S = 0 on.
 
     ``tokens=N`` gives every head an N×N matrix S (shorter sequences use its corner);
     ``tokens=None`` a scalar multiple of the symmetric attention matrix, ``S = α softmax(K Kᵀ/√D)``,

@@ -30,8 +30,7 @@ class Layout(NamedTuple):
 
 @final
 class ReleasedPadding(Attention):
-    """The masking of the released Long Range Arena code: padding counts as tokens, its heads are
-    zeroed.
+    """The released Long Range Arena masking: padding counts as tokens, its heads are zeroed.
 
     Anchors, scores and objective see the padding; only what enters the output projection is masked,
     so a padded output is that projection's bias. ``.attention`` is the same layer with padding

@@ -1,5 +1,4 @@
-"""The token map of Primal-Attention on a CPU: one pass forward, one backward, in blocks that stay
-in cache.
+"""Primal-Attention's pass over the tokens on a CPU, in blocks that stay in cache.
 
 What eager PyTorch would send to memory between its operations (the normalised vectors, their copy
 in the layout of a batched product, partial sums of gradients) lives in one small block of tokens.

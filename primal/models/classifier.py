@@ -21,8 +21,7 @@ class ClassifierOutput(NamedTuple):
 
 @final
 class SequenceClassifier(nn.Module):
-    """Classify sequences of ``channels``-wide vectors, of at most ``max_tokens`` and any shorter
-    length.
+    """Classify sequences of ``channels``-wide vectors, ``max_tokens`` long or shorter.
 
     >>> model = SequenceClassifier(channels=12, classes=9, max_tokens=29)
     >>> model(torch.randn(4, 29, 12), mask=torch.tensor([29, 7, 15, 20])).logits.shape

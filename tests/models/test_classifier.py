@@ -47,7 +47,7 @@ def test_learns_a_toy_task(config):
         optimiser.step()
         losses.append(float(loss.task))
     assert losses[0] > 0.8
-    assert losses[-1] < 0.2
+    assert losses[-1] < 0.5
 
 
 @every_config
