@@ -17,14 +17,14 @@ from griffe import Class, Docstring, Extension, Function
 class Signatures(Extension):
     """Puts signatures, with their comments, into the docstrings."""
 
-    def on_function_instance(self, *, node: ast.FunctionDef, func: Function, **_: Any) -> None:
+    def on_function_instance(self, *, node: Any, func: Function, **_: Any) -> None:
         if func.name == "__init__":
             if func.docstring:
                 func.docstring.value = inspect.cleandoc(func.docstring.value)
             return
-        _prepend(func, _header(node, func.parent.module.source.splitlines()))
+        _prepend(func, _header(node, func.module.source.splitlines()))
 
-    def on_class_members(self, *, node: ast.ClassDef, cls: Class, **_: Any) -> None:
+    def on_class_members(self, *, node: Any, cls: Class, **_: Any) -> None:
         source = cls.module.source.splitlines()
         constructor = _constructor(node)
         if constructor is not None:

@@ -254,9 +254,12 @@ def causal_scores(
     True
     """
     tokens, dtype = query_features.shape[-2], query_features.dtype
+    # An exported graph would hold for one chunk or for several alone: there, show it several.
+    chunks = (tokens + chunk - 1) // chunk + (2 if torch.compiler.is_exporting() else 0)
+    padding = (0, 0, 0, chunks * chunk - tokens)
     with full_precision(query_features):
         query, key, weight = (
-            F.pad(x.to(_precise(dtype)), (0, 0, 0, -tokens % chunk)).unflatten(-2, (-1, chunk))
+            F.pad(x.to(_precise(dtype)), padding).unflatten(-2, (chunks, chunk))
             for x in (query_features, key_features, coefficients)
         )  # each (B, H, chunks, chunk, ·)
         after = (key.mT @ weight).cumsum(dim=2)  # (B, H, chunks, P, S), the state after each chunk

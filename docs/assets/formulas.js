@@ -6,7 +6,7 @@ const SUPERSCRIPTS = { "ᵀ": ["mi", "T"], "²": ["mn", "2"], "³": ["mn", "3"],
   "⁻¹": ["mn", "−1"], "⁺": ["mo", "+"] };
 const ACCENTS = { "\u0302": "^", "\u0303": "~", "\u0304": "¯" };
 const LARGE = new Set(["∑", "max", "min"]); // their index goes below, where there is room
-const TOKEN = /\s+|[A-Za-z]\p{M}|[A-Za-z]+|\d+(?:\.\d+)?|⁻¹|.\p{M}?/gu;
+const TOKEN = /\s+|[A-Za-z]\p{M}|[A-Za-z]+|\d+(?:\.\d+)?|⁻¹|:=|.\p{M}?/gu;
 
 function tag(name, content, attributes = "") {
   return `<${name}${attributes}>${content}</${name}>`;
@@ -26,7 +26,7 @@ function symbol(token, prefix) {
     return tag("mi", token, /^[TΣΛΦΨΓ]$/u.test(token) ? ' mathvariant="normal"' : "");
   }
   const close = /[/|‖()[\]⟨⟩]/.test(token) ? ' lspace="0" rspace="0" stretchy="false"' : "";
-  const form = prefix ? ' form="prefix"' : token === "=" ? ' form="infix"' : "";
+  const form = prefix ? ' form="prefix"' : /=$/.test(token) ? ' form="infix"' : "";
   return tag("mo", escaped(token), close + form);
 }
 
@@ -110,7 +110,9 @@ function draw() {
     const style = block ? ' displaystyle="true"' : "";
     const formulas = element.textContent.trim().split(/\s{2,}/);
     element.innerHTML = formulas.map((formula) => {
-      const lines = block ? formula.split(/ (?== )/) : [formula]; // a long chain may break here
+      const [first, ...others] = block ? formula.split(/ (?== )/) : [formula];
+      const [second, ...rest] = others; // a long chain may break, but not at its first =
+      const lines = [second ? `${first} ${second}` : first, ...rest];
       return tag("span", lines.map((line) => tag("math", parse(line), style)).join(" "));
     }).join(" ");
     const next = element.nextSibling;
