@@ -105,9 +105,11 @@ def cosine(x: Tensor) -> Tensor:  # (..., D) -> (..., D)
     """
     precise = x.to(_precise(x.dtype))
     norm = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
+    # The gradient is 1/‖x‖ large: float16 ends at 65504, so there shorter vectors count as zero.
+    directed = norm > max(blocked.EPSILON, 2 / torch.finfo(x.dtype).max)
     # The inner where keeps the gradient finite: 1/0 in the branch not taken would still give NaN.
-    inverse = torch.where(norm > blocked.EPSILON, norm, 1.0).reciprocal()
-    return torch.where(norm > blocked.EPSILON, precise * inverse, 0.0).to(x.dtype)
+    inverse = torch.where(directed, norm, 1.0).reciprocal()
+    return torch.where(directed, precise * inverse, 0.0).to(x.dtype)
 
 
 def row_normalise(
@@ -157,7 +159,7 @@ def implied_kernel(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
 
     At the KSVD, E = H_e Σ and R = H_r Σ with Λ = Σ⁻¹, so this is the rank-S truncation of K itself.
     """
-    return (left * scale.square()[:, None]) @ right.mT
+    return (left * scale.square()[:, None].to(left.dtype)) @ right.mT
 
 
 # --- attention ---------------------------------------------------------------------------------
@@ -203,6 +205,8 @@ def primal_attention(
     >>> torch.allclose(out.left_energy, left_scores.square().mean(-2), atol=1e-4)
     True
     """
+    if left_combine is None and right_combine is None:
+        raise ValueError("an output needs left_combine, right_combine or both, got neither.")
     query, key = zero_padding(query, query_mask), zero_padding(key, key_mask)
     heads = query.shape[:2]
     query_map, key_map = (

@@ -1,6 +1,7 @@
 """What is compiled, or leaves Python, computes the same: torch.compile, torch.export, ONNX."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,17 @@ PRIMAL: dict[str, dict[str, Any]] = {
         "feature_map": "positive_random",
     },
 }
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    **{name: lambda chosen=chosen: primal(**chosen) for name, chosen in PRIMAL.items()},
-    "softmax-causal": lambda: SoftmaxAttention(WIDTH, HEADS, causal=True),
-    "robust": lambda: RobustAttention(WIDTH, HEADS),
-    "scaled": lambda: ScaledAttention(WIDTH, HEADS),
-    "encoder": lambda: primal_plus(width=WIDTH, heads=HEADS, rank=4),
-    "classifier": lambda: SequenceClassifier(
-        WIDTH, 3, LONGEST, EncoderConfig(width=WIDTH, heads=HEADS, rank=4)
+MODELS: dict[str, Callable[[], Any]] = {
+    **{name: partial(PrimalAttention, WIDTH, HEADS, 4, **PRIMAL[name]) for name in PRIMAL},
+    "softmax-causal": partial(SoftmaxAttention, WIDTH, HEADS, causal=True),
+    "robust": partial(RobustAttention, WIDTH, HEADS),
+    "scaled": partial(ScaledAttention, WIDTH, HEADS),
+    "encoder": partial(primal_plus, width=WIDTH, heads=HEADS, rank=4),
+    "classifier": partial(
+        SequenceClassifier, WIDTH, 3, LONGEST, EncoderConfig(width=WIDTH, heads=HEADS, rank=4)
     ),
 }
 SIZES = [(2, 11), (1, 1), (4, LONGEST)]  # batch and tokens, none of them the export's
-
-
-def primal(**chosen: Any) -> PrimalAttention:
-    return PrimalAttention(WIDTH, HEADS, 4, **chosen)
 
 
 def padded(batch: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +77,7 @@ def assert_compiled_equals_eager(layer: Attention, backend: str) -> None:
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", [*PRIMAL][1:])
 def test_one_graph_equals_eager(name):
-    assert_compiled_equals_eager(primal(**PRIMAL[name]), backend="aot_eager")
+    assert_compiled_equals_eager(MODELS[name](), backend="aot_eager")
 
 
 # torch.utils.mkldnn, which inductor imports, still uses TorchScript.
@@ -90,7 +87,7 @@ def test_one_graph_equals_eager(name):
     "name", ["anchors", *(pytest.param(n, marks=pytest.mark.slow) for n in [*PRIMAL][1:])]
 )
 def test_generated_code_equals_eager(name):
-    assert_compiled_equals_eager(primal(**PRIMAL[name]), backend="inductor")
+    assert_compiled_equals_eager(MODELS[name](), backend="inductor")
 
 
 # --- exported ------------------------------------------------------------------------------------
@@ -183,10 +180,9 @@ def test_onnx_decodes(name, tmp_path):
     for x in torch.randn(4, 3, WIDTH):
         state = layer.step(x, state).state
     # The batch may be any, and so may be how far back the cache of softmax attention reaches.
-    past = [2, 2, 1] if name == "softmax-causal" else [None] * len(step.used)
-    shapes: Any = ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}) + (
-        [{0: Dim.DYNAMIC} | ({} if p is None else {p: Dim.DYNAMIC}) for p in past],
-    )
+    past = {"key": [2], "value": [2], "mask": [1]} if name == "softmax-causal" else {}
+    of_state = [dict.fromkeys([0, *past.get(part, [])], Dim.DYNAMIC) for part in step.used]
+    shapes = ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}, of_state)
     example = (torch.randn(3, WIDTH), torch.tensor([True, False, True]), step.tensors(state))
     run = to_onnx(step, example, shapes, tmp_path / "step.onnx")
     for batch in (2, 5):

@@ -254,6 +254,16 @@ def test_implied_kernel_is_the_truncated_svd_of_the_kernel(machine):
     truncated = machine.left_vectors * machine.values @ machine.right_vectors.mT
     assert_equal(implied[0], truncated, atol=1e-10)
     assert (truncated - machine.kernel).abs().max() > 0.1  # four of the eight directions
+    # The scale at which J of mean energies vanishes gives √(NM) times as much: N = M here.
+    tokens = left.shape[-2]
+    implied = functional.implied_kernel(left, right, (tokens / machine.values).sqrt()[None])
+    assert_equal(implied[0] / tokens, truncated, atol=1e-10)
+
+
+def test_an_output_needs_a_side():
+    left, right = randn(1, 4, 3), randn(1, 4, 3)
+    with pytest.raises(ValueError, match="left_combine, right_combine or both, got neither"):
+        functional.primal_attention(randn(1, 1, 2, 4), randn(1, 1, 2, 4), left, right, None, None)
 
 
 def test_the_dual_form_equals_the_primal_out_of_sample(machine):
@@ -304,6 +314,14 @@ def test_cosine_of_tiny_vectors_is_finite(dtype, size):
     assert x.all()
     assert y.isfinite().all()
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("length", [1e-7, 1e-6, 4e-6, 1.4e-5, 3.2e-5, 1e-4])
+def test_the_gradient_of_a_short_vector_stays_in_the_range_of_its_dtype(dtype, length):
+    x = torch.tensor([[length, 0.0]]).to(dtype).requires_grad_()
+    functional.cosine(x)[..., 1].sum().backward()  # across x, where the gradient is 1/‖x‖
+    assert x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", HALF)

@@ -36,8 +36,17 @@ def key_map(rows):
     return np.sin(rows @ np.linspace(1, -2, rows.shape[1] * 5).reshape(-1, 5) ** 3)
 
 
-def low_rank_kernel(left, right):  # rank 5, asymmetric
-    return query_map(left) @ key_map(right).T
+class LowRankKernel:
+    """Of rank 5, asymmetric; a class, because test ids must not hold a function's address."""
+
+    def __call__(self, left, right):
+        return query_map(left) @ key_map(right).T
+
+    def __repr__(self):
+        return "low_rank_kernel"
+
+
+low_rank_kernel = LowRankKernel()
 
 
 def attention_kernel(left, right):  # full rank, asymmetric

@@ -199,9 +199,18 @@ class PrimalAttention(Attention):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:  # (B, H, N, M)
-        """Return ``E Λ Rᵀ``, the rank-S kernel the layer stands for; causal: its lower part."""
+        """Return ``E Λ Rᵀ / √(NM)``, the rank-S kernel the layer stands for; causal: its lower part.
+
+        The root is what Λ absorbs of the objective's means: at J = 0 it is √(NM) Σ⁻¹, not Σ⁻¹.
+        """
         left, right = self.primal_scores(x, context, mask=mask, context_mask=context_mask)
+        rows = functional.token_count(left, as_mask("mask", mask, x))
+        columns = rows
+        if context is not None:
+            context_mask = as_mask("context_mask", context_mask, context)
+            columns = functional.token_count(right, context_mask)
         kernel = functional.implied_kernel(left, right, self.scale)
+        kernel = kernel / (rows * columns).sqrt()[:, None, None, None].to(kernel.dtype)
         return kernel.tril() if self.causal else kernel
 
     def init_state(

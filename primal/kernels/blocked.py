@@ -81,8 +81,7 @@ def _forward(
     """Walk over one side; return its Gram matrix and, if it was normalised, 1/‖x‖ (B, H, N, 1)."""
     inverse = x.new_empty(*x.shape[:3], 1) if unit_norm else None
     gram = x.new_zeros(*x.shape[:2], x.shape[-1], x.shape[-1])
-    unit = _Buffer(x, x.shape[-1])
-    mapped = None if weight is None else _Buffer(x, weight.shape[-1])
+    unit, mapped = _buffers(x, x.shape[-1], 0 if weight is None else weight.shape[-1])
     for block in _blocks(x):
         part = x[:, :, block]
         if inverse is not None:
@@ -91,7 +90,7 @@ def _forward(
             inverse[:, :, block] = norm.reciprocal_()
         unit.fill(part, inverse, block)
         gram.flatten(0, 1).baddbmm_(unit.rows(block).mT, unit.rows(block))
-        if weight is None or mapped is None:
+        if weight is None:
             continue
         torch.bmm(unit.rows(block), weight.flatten(0, 1), out=mapped.rows(block))
         if add:
@@ -116,8 +115,9 @@ def _backward(
     d_x = _empty_by_token(x, x.shape[-1])
     d_weight = None if weight is None else x.new_zeros(weight.shape)
     symmetric = None if d_gram is None else (d_gram + d_gram.mT).flatten(0, 1)
-    unit, d_unit, product = (_Buffer(x, x.shape[-1]) for _ in range(3))
-    packed = None if weight is None else _Buffer(x, weight.shape[-1])
+    unit, d_unit, product, packed = _buffers(
+        x, *3 * (x.shape[-1],), 0 if weight is None else weight.shape[-1]
+    )
     for block in _blocks(x):
         unit.fill(x[:, :, block], inverse, block)
         rows, d_rows = unit.rows(block), d_unit.rows(block)
@@ -126,7 +126,6 @@ def _backward(
         else:
             torch.bmm(rows, symmetric, out=d_rows)
         if d_values is not None and weight is not None and d_weight is not None:
-            assert packed is not None
             packed.fill(d_values[:, :, block], None, block)
             d_weight.flatten(0, 1).baddbmm_(rows.mT, packed.rows(block))
             d_rows.baddbmm_(packed.rows(block), weight.flatten(0, 1).mT)
@@ -170,9 +169,8 @@ def _is_batched(gradient: Tensor | None) -> bool:
 class _Buffer:
     """Memory for one block of tokens in the layout of a batched product, used again for each."""
 
-    def __init__(self, like: Tensor, width: int) -> None:
-        batch, heads, tokens, _ = like.shape
-        self.memory = like.new_empty(batch, heads, min(tokens, _block_size(like)), width)
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory  # (B, H, block, width)
 
     def by_head(self, block: slice) -> Tensor:  # (B, H, block, width)
         return self.memory[:, :, : block.stop - block.start]
@@ -186,6 +184,21 @@ class _Buffer:
             self.by_head(block).copy_(part)
         else:
             torch.mul(part, scale[:, :, block], out=self.by_head(block))
+
+
+def _buffers(like: Tensor, *widths: int) -> list[_Buffer]:
+    """Allocate buffers of these widths for blocks of ``like``, all at once.
+
+    One large piece comes back from the allocator warm at the next call; several smaller ones are
+    returned to the system each time, and every page of them must be mapped and zeroed anew.
+    """
+    batch, heads, tokens, _ = like.shape
+    rows = batch * heads * min(tokens, _block_size(like))
+    pieces = like.new_empty(rows * sum(widths)).split([rows * width for width in widths])
+    return [
+        _Buffer(piece.view(batch, heads, -1, width)) if width else _Buffer(piece)
+        for piece, width in zip(pieces, widths, strict=True)
+    ]
 
 
 def _empty_by_token(like: Tensor, width: int) -> Tensor:  # (B, H, N, width)

@@ -22,7 +22,7 @@ from primal.attention.base import Attention, AttentionOutput
 from primal.attention.primal import PrimalAttention
 from primal.attention.robust import RobustAttention, ScaledAttention
 from primal.attention.softmax import SoftmaxAttention
-from primal.functional import KSVDTerms, ksvd_objective, ksvd_residual, mask_from_lengths
+from primal.functional import KSVDTerms, Variant, ksvd_residual, mask_from_lengths
 from primal.projections import PROJECTIONS, Contextual, Shared
 
 WIDTH, HEADS, RANK, SLOTS = 12, 2, 3, 16  # D = 6; SLOTS: most tokens of a matrix ScaledAttention
@@ -56,10 +56,13 @@ def name_of(chosen: dict[str, Any]) -> str:
     )
 
 
+VARIANTS: tuple[Variant, ...] = ("released", "admm")
+
 KINDS: dict[str, Callable[[], Attention]] = {
-    f"primal-{name_of(chosen)}": partial(PrimalAttention, WIDTH, HEADS, RANK, **chosen)
-    for chosen in primal_settings()
-} | {
+    **{
+        f"primal-{name_of(chosen)}": partial(PrimalAttention, WIDTH, HEADS, RANK, **chosen)
+        for chosen in primal_settings()
+    },
     "softmax": partial(SoftmaxAttention, WIDTH, HEADS),
     "softmax-causal": partial(SoftmaxAttention, WIDTH, HEADS, causal=True),
     "softmax-rectangular": partial(SoftmaxAttention, WIDTH, HEADS, head_width=4, bias=False),
@@ -67,7 +70,7 @@ KINDS: dict[str, Callable[[], Attention]] = {
         f"robust-{variant}-{'symmetric' if symmetric else 'asymmetric'}": partial(
             RobustAttention, WIDTH, HEADS, variant=variant, symmetric=symmetric, sparsity=0.2
         )
-        for variant, symmetric in product(("released", "admm"), (True, False))
+        for variant, symmetric in product(VARIANTS, (True, False))
     },
     "scaled-scalar": partial(ScaledAttention, WIDTH, HEADS),
     "scaled-matrix": partial(ScaledAttention, WIDTH, HEADS, tokens=SLOTS),
@@ -215,7 +218,8 @@ LAYOUTS = {
     "right": mask_from_lengths(LENGTHS, 11),
     "left": mask_from_lengths(LENGTHS, 11).flip(1),
     "ends": mask_from_lengths(LENGTHS, 11).roll(1, dims=1),
-    "holes": torch.tensor([[0, 1, 1, 0, 1, 0, 1], [0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0, 1]]) > 0,
+    "holes": torch.tensor([[0, 1, 1, 0, 1, 0, 1], [0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0, 1]])
+    > 0,
 }
 
 
@@ -441,7 +445,9 @@ def test_a_copy_is_the_same_layer(kind, how):
     loss_of(output.values, residuals(output)).backward()  # what a layer keeps of it must not hinder
     twin = COPIES[how](layer, kind)
     torch.testing.assert_close(twin(x), output, rtol=0, atol=0)
-    assert not {p.data_ptr() for p in twin.parameters()} & {p.data_ptr() for p in layer.parameters()}
+    assert not {p.data_ptr() for p in twin.parameters()} & {
+        p.data_ptr() for p in layer.parameters()
+    }
 
 
 @every_kind
@@ -460,7 +466,7 @@ def test_activation_checkpointing_changes_nothing(kind):
 def test_two_forwards_may_precede_a_backward(kind):
     layer, (first, second) = build(kind), randn(2, 2, 7, WIDTH)
     losses = [loss_of(output.values, residuals(output)) for output in map(layer, (first, second))]
-    together = torch.autograd.grad(sum(losses), list(layer.parameters()))
+    together = torch.autograd.grad(losses[0] + losses[1], list(layer.parameters()))
     apart = [
         torch.autograd.grad(loss_of(output.values, residuals(output)), list(layer.parameters()))
         for output in map(layer, (first, second))
@@ -561,6 +567,7 @@ def test_the_kernel_matrix(kind):
     if isinstance(layer, PrimalAttention):
         left, right = layer.primal_scores(x, mask=mask)
         expected = torch.einsum("bhns, hs, bhms -> bhnm", left, layer.scale.square(), right)
+        expected = expected / mask.sum(1)[:, None, None, None]  # Λ is that of mean energies
         torch.testing.assert_close(kernel[valid], expected[valid])
     else:
         torch.testing.assert_close(
@@ -585,7 +592,10 @@ def some(*false: int) -> Tensor:  # (2, 5), bool, False in these rows
 WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "no-batch": ({"x": randn(5, 12)}, says("(batch, tokens, 12)", "got (5, 12)", "unsqueeze")),
     "width": ({"x": randn(2, 5, 7)}, says("(batch, tokens, 12)", "got (2, 5, 7)", "project")),
-    "empty": ({"x": randn(2, 0, 12)}, says("at least one token", "got (2, 0, 12)", "give at least")),
+    "empty": (
+        {"x": randn(2, 0, 12)},
+        says("at least one token", "got (2, 0, 12)", "give at least"),
+    ),
     "integers": (
         {"x": torch.ones(2, 5, 12, dtype=torch.int64)},
         says("floating point", "got torch.int64", "x.float()"),

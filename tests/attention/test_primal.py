@@ -112,7 +112,7 @@ def test_terms_are_those_of_the_scores(chosen, masked):
 @pytest.mark.parametrize("projection", ["anchors", "feature_anchors", "shared"])
 def test_the_weights_couple_in_the_objective(projection):
     layer = build(projection=projection)
-    left, right = layer.projection.left, layer.projection.right
+    left, right = layer.projection.get_parameter("left"), layer.projection.get_parameter("right")
     expected = torch.stack([(a.mT @ b).trace() for a, b in zip(left, right, strict=True)])
     torch.testing.assert_close(layer(randn(2, 5, WIDTH)).terms.coupling, expected)
 
@@ -255,7 +255,8 @@ def test_printing_a_layer_tells_its_settings():
 
 
 def test_defaults_are_as_published():
-    layer, causal = PrimalAttention(64, 4, 8), PrimalAttention(64, 4, 8, causal=True)
+    layer: Any = PrimalAttention(64, 4, 8)
+    causal: Any = PrimalAttention(64, 4, 8, causal=True)
     assert isinstance(layer.feature_map, Cosine)
     assert layer.projection.anchors == 80
     assert type(causal.projection).__name__ == "Shared"
@@ -353,7 +354,9 @@ def test_wrong_contexts():
         layer(x, randn(2, 3, WIDTH))
     with pytest.raises(ValueError, match=says("batch size of x", "got 3 and 2", "repeat")):
         layer(x, randn(3, 3, 6))
-    with pytest.raises(ValueError, match=says("context_mask must be bool of shape (2, 3)", "(2, 4)")):
+    with pytest.raises(
+        ValueError, match=says("context_mask must be bool of shape (2, 3)", "(2, 4)")
+    ):
         layer(x, randn(2, 3, 6), context_mask=torch.ones(2, 4, dtype=torch.bool))
 
 

@@ -1,4 +1,4 @@
-"""RPC-Attention and Scaled Attention: softmax attention where they do nothing, else what they say."""
+"""RPC-Attention and Scaled Attention do what they say, and are softmax attention at rest."""
 
 import re
 
@@ -29,7 +29,10 @@ def softmax_twin(layer: RobustAttention | ScaledAttention) -> SoftmaxAttention:
     chosen = [twin.to_query, twin.to_key, twin.to_value][-layer.parts :]
     if layer.parts == 2:
         twin.to_query = twin.to_key
-    weights, biases = layer.to_parts.weight.chunk(layer.parts), layer.to_parts.bias.chunk(layer.parts)
+    weights, biases = (
+        layer.to_parts.weight.chunk(layer.parts),
+        layer.to_parts.bias.chunk(layer.parts),
+    )
     for part, weight, bias in zip(chosen, weights, biases, strict=True):
         part.weight, part.bias = nn.Parameter(weight), nn.Parameter(bias)
     twin.to_output = layer.to_output
@@ -145,5 +148,7 @@ def test_a_matrix_over_the_positions_has_a_largest_length():
 
 def test_printing_a_layer_tells_its_settings():
     text = repr(RobustAttention(12, 3, iterations=2, variant="released", symmetric=False))
-    assert "width=12, heads=3, iterations=2, sparsity=4.0, variant='released', symmetric=False" in text
+    assert (
+        "width=12, heads=3, iterations=2, sparsity=4.0, variant='released', symmetric=False" in text
+    )
     assert "width=12, heads=3, tokens=7" in repr(ScaledAttention(12, 3, tokens=7))

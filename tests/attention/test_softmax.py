@@ -92,7 +92,9 @@ def test_the_cache_holds_one_key_and_value_per_token():
 
 def test_a_layer_with_a_context_width_needs_a_context():
     layer = SoftmaxAttention(WIDTH, HEADS, context_width=7)
-    with pytest.raises(ValueError, match=r"(?s)context must be \(batch, tokens, 7\).*got \(2, 5, 12"):
+    with pytest.raises(
+        ValueError, match=r"(?s)context must be \(batch, tokens, 7\).*got \(2, 5, 12"
+    ):
         layer(torch.randn(2, 5, WIDTH))
 
 

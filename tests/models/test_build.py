@@ -57,11 +57,14 @@ def test_other_layers(name, kind):
 
 # --- every setting arrives -----------------------------------------------------------------------
 
-ARRIVES: dict[str, tuple[Any, Callable[[Encoder], Any]]] = {
+ARRIVES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "width": (24, lambda encoder: {layer.width for layer in encoder.attention}),
     "heads": (2, lambda encoder: {layer.heads for layer in encoder.attention}),
     "depth": (5, lambda encoder: {len(encoder.blocks)}),
-    "feedforward": (7, lambda encoder: {block.feedforward[0].out_features for block in encoder.blocks}),
+    "feedforward": (
+        7,
+        lambda encoder: {block.feedforward[0].out_features for block in encoder.blocks},
+    ),
     "rank": (3, lambda encoder: {encoder.attention[-1].rank}),
     "feature_map": (
         "elu",
@@ -109,7 +112,8 @@ def test_overcomplete_ranks_are_allowed_if_wished():
 
 
 def test_feedforward_networks_are_four_times_as_wide_unless_said():
-    assert build_encoder(EncoderConfig(**SMALL)).blocks[0].feedforward[0].out_features == 48
+    encoder: Any = build_encoder(EncoderConfig(**SMALL))
+    assert encoder.blocks[0].feedforward[0].out_features == 48
 
 
 # --- wrong settings ------------------------------------------------------------------------------
@@ -165,4 +169,4 @@ def test_layers_without_a_causal_form(other_layers, name):
 
 def test_a_config_does_not_change():
     with pytest.raises(FrozenInstanceError):
-        EncoderConfig().width = 3
+        EncoderConfig().width = 3  # type: ignore[misc]

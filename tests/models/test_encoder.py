@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from primal.attention.primal import PrimalAttention
 from primal.attention.robust import RobustAttention, ScaledAttention
 from primal.attention.softmax import SoftmaxAttention
 from primal.functional import KSVDTerms, ksvd_objective
-from primal.models.encoder import Encoder
+from primal.models.encoder import Encoder, Norm
 
 WIDTH, HEADS, HIDDEN = 12, 3, 20
 
@@ -41,8 +42,8 @@ every_norm = pytest.mark.parametrize("norm", ["pre", "post"])
 every_stack = pytest.mark.parametrize("names", STACKS, ids="+".join)
 
 
-def build(*names: str, norm: str = "pre") -> Encoder:
-    """Build an encoder with no parameter at a special value."""
+def build(*names: str, norm: Norm = "pre") -> Any:
+    """Build an encoder, to look into, with no parameter at a special value."""
     encoder = Encoder([LAYERS[name]() for name in names], HIDDEN, norm=norm).double()
     for parameter in encoder.parameters():
         nn.init.normal_(parameter, std=0.4)
@@ -129,7 +130,7 @@ def test_terms_come_first_layer_first():
 
 def test_dropout_acts_in_training_alone():
     torch.manual_seed(1)
-    encoder = Encoder([LAYERS["primal"]()], HIDDEN, dropout=0.5)
+    encoder: Any = Encoder([LAYERS["primal"]()], HIDDEN, dropout=0.5)
     x = torch.randn(2, 5, WIDTH)
     assert not torch.equal(encoder(x).values, encoder(x).values)
     encoder.eval()
@@ -224,7 +225,7 @@ def test_wrong_layers():
     with pytest.raises(ValueError, match=says("feedforward must be a positive", "got 0", "1")):
         Encoder(layers[:1], 0)
     with pytest.raises(ValueError, match=says("['post', 'pre']", "got 'per'", "mean 'pre'")):
-        Encoder(layers[:1], HIDDEN, norm="per")
+        Encoder(layers[:1], HIDDEN, norm="per")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
