@@ -251,8 +251,8 @@ def main() -> None:
         title = f"# PrimalAttention on a CPU, {date.today()}\n\n{machine()}.\n"
         settings = (
             f"Width {WIDTH}, heads {HEADS}, rank {RANK}, batch {options.batch}, float32; medians "
-            f"of {options.repeats} interleaved repeats, a quarter as many above 4096 tokens. Outputs "
-            "and gradients were checked against the released formulation first. Made by "
+            f"of {options.repeats} interleaved repeats, a quarter as many above 4096 tokens. "
+            "Outputs and gradients were checked against the released formulation first. Made by "
             "`benchmarks/core_cpu.py --save`.\n"
         )
         table = "\n".join([HEADER, *(line(row, rows) for row in rows)])

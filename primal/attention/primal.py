@@ -199,7 +199,7 @@ class PrimalAttention(Attention):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:  # (B, H, N, M)
-        """Return ``E Λ Rᵀ / √(NM)``, the rank-S kernel the layer stands for; causal: its lower part.
+        """Return ``E Λ Rᵀ / √(NM)``, the rank-S kernel of the layer; causal: its lower part.
 
         The root is what Λ absorbs of the objective's means: at J = 0 it is √(NM) Σ⁻¹, not Σ⁻¹.
         """

@@ -45,7 +45,7 @@ def test_learns_a_toy_task(config):
         optimiser.zero_grad()
         loss.total.backward()
         optimiser.step()
-        losses.append(float(loss.task))
+        losses.append(loss.task.item())
     assert losses[0] > 0.8
     assert losses[-1] < 0.5
 
