@@ -256,6 +256,7 @@ def main() -> None:
             "`benchmarks/core_cpu.py --save`.\n"
         )
         table = "\n".join([HEADER, *(line(row, rows) for row in rows)])
+        RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.md").write_text(f"{title}\n{settings}\n{table}\n")
         (RESULTS / f"{name}.json").write_text(
             json.dumps({"machine": machine(), "rows": rows}, indent=1)

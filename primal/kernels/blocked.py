@@ -4,7 +4,6 @@ What eager PyTorch would send to memory between its operations (the normalised v
 in the layout of a batched product, partial sums of gradients) lives in one small block of tokens.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,13 +43,26 @@ class _MapTokens(torch.autograd.Function):
         unit_norm: bool,
         definition: Definition,
     ) -> Mapped:
-        mapped, weight = (query, query_map) if query_map is not None else (key, key_map)
-        assert weight is not None
-        values = _empty_by_token(mapped, weight.shape[-1])
-        query_gram, query_inverse = _forward(query, query_map, unit_norm, values, add=False)
-        both = query_map is not None
-        key_gram, key_inverse = _forward(key, key_map, unit_norm, values, add=both)
-        ctx.save_for_backward(query, key, query_map, key_map, query_inverse, key_inverse)
+        mapped, some_map = (query, query_map) if query_map is not None else (key, key_map)
+        assert some_map is not None
+        values = _empty_by_token(mapped, some_map.shape[-1])
+        query_gram, key_gram = (
+            x.new_zeros(*x.shape[:2], x.shape[-1], x.shape[-1]) for x in (query, key)
+        )
+        sides = ((query, query_map, query_gram), (key, key_map, key_gram))
+        for block in _blocks(query, key):
+            mixed = None
+            for x, weight, gram in sides:
+                if block.start >= x.shape[2]:  # the shorter side has ended
+                    continue
+                unit = _Unit(x[:, :, block], unit_norm).by_head
+                gram.flatten(0, 1).baddbmm_(unit.mT, unit)
+                if weight is not None:
+                    matrix = weight.flatten(0, 1)
+                    mixed = unit @ matrix if mixed is None else mixed.baddbmm_(unit, matrix)
+            if mixed is not None:
+                values[:, :, block] = mixed.unflatten(0, values.shape[:2])
+        ctx.save_for_backward(query, key, query_map, key_map)
         ctx.unit_norm, ctx.definition = unit_norm, definition
         ctx.set_materialize_grads(False)
         return values, query_gram, key_gram
@@ -59,51 +71,21 @@ class _MapTokens(torch.autograd.Function):
     def backward(
         ctx: Any, d_values: Tensor | None, d_query_gram: Tensor | None, d_key_gram: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        query, key, query_map, key_map, query_inverse, key_inverse = ctx.saved_tensors
+        query, key, query_map, key_map = ctx.saved_tensors
         gradients = d_values, d_query_gram, d_key_gram
         # create_graph=True: the caller will differentiate this again. is_grads_batched=True: what
         # writes in place has no batched form.
         if torch.is_grad_enabled() or any(map(_is_batched, gradients)):
             return _plain_backward(ctx, gradients)
-        d_query, d_query_map = _backward(query, query_inverse, query_map, d_values, d_query_gram)
-        d_key, d_key_map = _backward(key, key_inverse, key_map, d_values, d_key_gram)
+        d_query, d_query_map = _backward(query, query_map, ctx.unit_norm, d_values, d_query_gram)
+        d_key, d_key_map = _backward(key, key_map, ctx.unit_norm, d_values, d_key_gram)
         return d_query, d_key, d_query_map, d_key_map, None, None
-
-
-def _forward(
-    x: Tensor,  # (B, H, N, P), query or key
-    weight: Tensor | None,  # (B, H, P, D)
-    unit_norm: bool,
-    values: Tensor,  # (B, H, N, D), written to if there is a weight
-    *,
-    add: bool,  # to what the values hold
-) -> tuple[Tensor, Tensor | None]:
-    """Walk over one side; return its Gram matrix and, if it was normalised, 1/‖x‖ (B, H, N, 1)."""
-    inverse = x.new_empty(*x.shape[:3], 1) if unit_norm else None
-    gram = x.new_zeros(*x.shape[:2], x.shape[-1], x.shape[-1])
-    unit, mapped = _buffers(x, x.shape[-1], 0 if weight is None else weight.shape[-1])
-    for block in _blocks(x):
-        part = x[:, :, block]
-        if inverse is not None:
-            norm = torch.linalg.vector_norm(part, dim=-1, keepdim=True)
-            norm.masked_fill_(norm <= EPSILON, math.inf)  # 1/∞ = 0
-            inverse[:, :, block] = norm.reciprocal_()
-        unit.fill(part, inverse, block)
-        gram.flatten(0, 1).baddbmm_(unit.rows(block).mT, unit.rows(block))
-        if weight is None:
-            continue
-        torch.bmm(unit.rows(block), weight.flatten(0, 1), out=mapped.rows(block))
-        if add:
-            values[:, :, block] += mapped.by_head(block)
-        else:
-            values[:, :, block] = mapped.by_head(block)
-    return gram, inverse
 
 
 def _backward(
     x: Tensor,  # (B, H, N, P), query or key
-    inverse: Tensor | None,  # (B, H, N, 1), 1/‖x‖; None where x is not normalised
     weight: Tensor | None,  # (B, H, P, D)
+    unit_norm: bool,
     d_values: Tensor | None,  # (B, H, N, D)
     d_gram: Tensor | None,  # (B, H, P, P)
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -115,26 +97,16 @@ def _backward(
     d_x = _empty_by_token(x, x.shape[-1])
     d_weight = None if weight is None else x.new_zeros(weight.shape)
     symmetric = None if d_gram is None else (d_gram + d_gram.mT).flatten(0, 1)
-    unit, d_unit, product, packed = _buffers(
-        x, *3 * (x.shape[-1],), 0 if weight is None else weight.shape[-1]
-    )
     for block in _blocks(x):
-        unit.fill(x[:, :, block], inverse, block)
-        rows, d_rows = unit.rows(block), d_unit.rows(block)
-        if symmetric is None:
-            d_rows.zero_()
-        else:
-            torch.bmm(rows, symmetric, out=d_rows)
+        unit = _Unit(x[:, :, block], unit_norm)
+        d_unit = None if symmetric is None else unit.by_head @ symmetric
         if d_values is not None and weight is not None and d_weight is not None:
-            packed.fill(d_values[:, :, block], None, block)
-            d_weight.flatten(0, 1).baddbmm_(rows.mT, packed.rows(block))
-            d_rows.baddbmm_(packed.rows(block), weight.flatten(0, 1).mT)
-        if inverse is None:
-            d_x[:, :, block] = d_unit.by_head(block)
-        else:  # normalising forgets the length of x: no gradient along it
-            radial = torch.mul(rows, d_rows, out=product.rows(block)).sum(-1, keepdim=True)
-            d_rows.addcmul_(rows, radial, value=-1)
-            torch.mul(d_unit.by_head(block), inverse[:, :, block], out=d_x[:, :, block])
+            upstream = d_values[:, :, block].flatten(0, 1)
+            d_weight.flatten(0, 1).baddbmm_(unit.by_head.mT, upstream)
+            back = weight.flatten(0, 1).mT
+            d_unit = upstream @ back if d_unit is None else d_unit.baddbmm_(upstream, back)
+        assert d_unit is not None
+        d_x[:, :, block] = unit.gradient(d_unit)
     return d_x, d_weight
 
 
@@ -166,39 +138,41 @@ def _is_batched(gradient: Tensor | None) -> bool:
     )
 
 
-class _Buffer:
-    """Memory for one block of tokens in the layout of a batched product, used again for each."""
+class _Unit:
+    """A block of tokens, normalised if asked to, in the layout of a batched product.
 
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory  # (B, H, block, width)
-
-    def by_head(self, block: slice) -> Tensor:  # (B, H, block, width)
-        return self.memory[:, :, : block.stop - block.start]
-
-    def rows(self, block: slice) -> Tensor:  # (B·H, block, width)
-        return self.by_head(block).flatten(0, 1)
-
-    def fill(self, part: Tensor, scale: Tensor | None, block: slice) -> None:
-        """Copy a block in, times its part of scale (B, H, N, 1) if there is one."""
-        if scale is None:
-            self.by_head(block).copy_(part)
-        else:
-            torch.mul(part, scale[:, :, block], out=self.by_head(block))
-
-
-def _buffers(like: Tensor, *widths: int) -> list[_Buffer]:
-    """Allocate buffers of these widths for blocks of ``like``, all at once.
-
-    One large piece comes back from the allocator warm at the next call; several smaller ones are
-    returned to the system each time, and every page of them must be mapped and zeroed anew.
+    PyTorch fuses the normalisation of rows, and its gradient, in what its weight norm is made of.
     """
-    batch, heads, tokens, _ = like.shape
-    rows = batch * heads * min(tokens, _block_size(like))
-    pieces = like.new_empty(rows * sum(widths)).split([rows * width for width in widths])
-    return [
-        _Buffer(piece.view(batch, heads, -1, width)) if width else _Buffer(piece)
-        for piece, width in zip(pieces, widths, strict=True)
-    ]
+
+    def __init__(self, part: Tensor, unit_norm: bool) -> None:  # (B, H, n, P)
+        self.shape = part.shape
+        self.rows = self.norm = None
+        if unit_norm:
+            self.rows = part.transpose(1, 2).flatten(0, 2).contiguous()
+            self.length = self.rows.new_ones(len(self.rows), 1)
+            unit, self.norm = torch._weight_norm_interface(self.rows, self.length, 0)
+            self.short = self.norm <= EPSILON
+            self.any_short = bool(self.short.any())
+            if self.any_short:
+                unit.masked_fill_(self.short, 0)
+            part = self._split(unit)
+        self.by_head = part.flatten(0, 1)  # (B·H, n, P)
+
+    def gradient(self, d_unit: Tensor) -> Tensor:  # (B·H, n, P) -> (B, H, n, P)
+        """Return the gradient of the block itself."""
+        d_unit = d_unit.unflatten(0, self.shape[:2])
+        if self.rows is None:
+            return d_unit
+        d_rows, _ = torch.ops.aten._weight_norm_interface_backward(
+            d_unit.transpose(1, 2).flatten(0, 2).contiguous(), self.rows, self.length, self.norm, 0
+        )
+        if self.any_short:
+            d_rows.masked_fill_(self.short, 0)
+        return self._split(d_rows)
+
+    def _split(self, rows: Tensor) -> Tensor:  # (B·n·H, P) -> (B, H, n, P)
+        batch, heads, tokens, width = self.shape
+        return rows.view(batch, tokens, heads, width).transpose(1, 2)
 
 
 def _empty_by_token(like: Tensor, width: int) -> Tensor:  # (B, H, N, width)
@@ -213,7 +187,8 @@ def _block_size(x: Tensor) -> int:
     return max(16, BLOCK_ELEMENTS // max(1, batch * heads * width))
 
 
-def _blocks(x: Tensor) -> Iterator[slice]:
-    size = _block_size(x)
-    for start in range(0, x.shape[2], size):
-        yield slice(start, min(start + size, x.shape[2]))
+def _blocks(*sides: Tensor) -> Iterator[slice]:
+    """Cut the tokens of the longest side into slices."""
+    size = min(_block_size(x) for x in sides)
+    for start in range(0, max(x.shape[2] if x.numel() else 0 for x in sides), size):
+        yield slice(start, start + size)

@@ -89,6 +89,7 @@ def assert_same_outputs_and_gradients(inputs, unit_norm, used=(0, 1, 2)):
 @pytest.mark.parametrize(
     "shape",
     [
+        (0, 2, 5, 5, 3, 4),
         (1, 1, 1, 1, 1, 1),
         (2, 3, 1, 1, 5, 4),
         (1, 2, 7, 7, 3, 9),
