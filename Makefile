@@ -95,7 +95,7 @@ $(VENV)/.runtime: $(VENV)/.python pyproject.toml constraints.txt
 	$(call install-torch,$(VENV))
 	@echo 'installing primal-attention in $(VENV) ...'
 	@$(call pip,$(VENV)) hatchling
-	@$(call pip,$(VENV)) --no-build-isolation --editable .
+	@$(call pip,$(VENV)) --no-build-isolation --editable '.[timeseries]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

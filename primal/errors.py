@@ -4,6 +4,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+class DataError(ValueError):
+    """What is wrong with a file: the file, the place in it, the remedy."""
+
+
 def require_choice(name: str, given: object, choices: Iterable[str]) -> None:
     """Raise a ValueError listing ``choices`` unless ``given`` is one of them."""
     known = sorted(choices)

@@ -1,0 +1,72 @@
+"""Checkpoints: tensors and a JSON state in one safetensors file, checksummed, written atomically.
+
+Nothing is ever unpickled, so a file from a stranger can do no harm.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be trusted, or could not be written."""
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write, or leave what was there before: a half-written file never has the name."""
+    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(state)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        save_file(kept, temporary, {"state": text, "sha256": _checksum(kept, text)})
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        kept_one = (
+            f"the last good one, {path}, is kept" if path.exists() else "there is none before"
+        )
+        raise CheckpointError(
+            f"the checkpoint {path} could not be written ({error}); {kept_one}; make room or give "
+            "another folder, then resume."
+        ) from None
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``save`` wrote, or say what is wrong with it."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; give the folder of a run.") from None
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, f"it cannot be read: {error}") from None
+    text = metadata.get("state", "")
+    if _checksum(tensors, text) != metadata.get("sha256"):
+        raise _damaged(path, "its checksum does not fit its content")
+    return tensors, json.loads(text)
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is damaged, {why}; restore it from a copy, or delete it and run again."
+    )
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

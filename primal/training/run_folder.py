@@ -1,0 +1,108 @@
+"""The folder of a run: one writer at a time, files that are whole or absent."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+
+class FolderError(ValueError):
+    """A folder a run cannot use."""
+
+
+class RunFolder:
+    """What a run writes. Held while open: a second run into the same folder is refused."""
+
+    RECIPE, METRICS, RESULT = "recipe.json", "metrics.jsonl", "result.json"
+    CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
+    ENVIRONMENT, PREDICTIONS, REPORT = "environment.json", "predictions.csv", "report.html"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise FolderError(
+                f"the run folder {self.path} cannot be written ({error}); give another with --folder."
+            ) from None
+        if not _locked(self._lock):
+            self._lock.close()
+            raise FolderError(
+                f"another run is writing to {self.path}; wait for it, or give another --folder."
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()  # which frees the lock, as the end of a killed process does
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps(content, indent=1) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        temporary = self.path / (name + ".part")
+        try:
+            temporary.write_text(text)
+            temporary.replace(self.path / name)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise FolderError(
+                f"{self.path / name} could not be written ({error}); make room or give another "
+                "--folder, then resume."
+            ) from None
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        try:
+            with (self.path / self.METRICS).open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise FolderError(
+                f"{self.path / self.METRICS} could not be written ({error}); make room, then resume."
+            ) from None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.path / self.METRICS
+        if not path.exists():
+            return []
+        rows = []
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:  # a line that a killed run did not finish
+                break
+        return rows
+
+    def keep_metrics(self, epochs: int) -> None:
+        """Drop what a run wrote after the checkpoint it resumes from."""
+        rows = [row for row in self.metrics() if row["epoch"] <= epochs]
+        self.write_text(self.METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _locked(handle: IO[str]) -> bool:
+    """Lock a file until it is closed; the system frees it when a process dies."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
