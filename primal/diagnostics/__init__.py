@@ -1,0 +1,1 @@
+"""What a trained model computed: numbers to look at, never to train on."""
