@@ -20,7 +20,7 @@ FILES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})
 # A unit is a file or a folder directly in primal/. Lowest first; a unit imports from its own layer
 # and from those before it. Units that are planned may be listed before they exist.
 LAYERS = [
-    {"backend", "errors"},
+    {"backend", "errors", "settings"},
     {"kernels"},
     {"functional"},
     {"feature_maps", "projections", "time_encodings"},
@@ -29,7 +29,8 @@ LAYERS = [
     {"data", "training"},
     {"integrations"},
     {"bench", "convert", "diagnostics", "recipes", "report"},
-    {"cli"},
+    {"screen"},
+    {"__main__", "cli"},
 ]
 LEVEL = {unit: level for level, layer in enumerate(LAYERS) for unit in layer}
 
@@ -146,10 +147,15 @@ def test_public_names_are_documented(name):
 # --- what an import costs ------------------------------------------------------------------------
 
 
+# Public names that bring a foreign package with them; all others are torch alone.
+HEAVY = {"KSVD"}
+
+
 def test_import_is_fast_and_light():
     script = (
         "import sys, time, torch; before = set(sys.modules); start = time.perf_counter();"
-        "import primal;"
+        "import primal; [getattr(primal, name) for name in primal.__all__ if name not in "
+        f"{sorted(HEAVY)!r}];"
         "print(time.perf_counter() - start, *{m.split('.')[0] for m in set(sys.modules) - before})"
     )
     seconds, loaded = [], set()
@@ -161,6 +167,17 @@ def test_import_is_fast_and_light():
     heavy = {"matplotlib", "pandas", "rich", "scipy", "sklearn", "transformers", "tyro"}
     assert not loaded & heavy
     assert median(seconds) < 0.3
+
+
+def test_importing_the_package_waits_for_nothing():
+    script = "import sys, primal; assert 'torch' not in sys.modules; dir(primal)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_every_public_name_has_a_home():
+    assert sorted(primal._HOME) == PUBLIC
+    for name, module in primal._HOME.items():
+        assert getattr(primal, name).__module__ == module
 
 
 # --- the tree in the README ----------------------------------------------------------------------

@@ -1,20 +1,23 @@
 """A recipe: everything one number depends on, as a value that can be changed and written down."""
 
-from __future__ import annotations
-
+import platform
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from importlib import import_module
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, Self
 
+import torch
+
+from primal import settings
 from primal.errors import DataError, require_choice
-from primal.training.loop import TrainingConfig, Watcher
+from primal.report import write_report
+from primal.training import distributed
+from primal.training.loop import Watcher
 from primal.training.run_folder import RunFolder
-
-Device = Literal["auto", "cpu", "cuda"]
+from primal.training.series import Device, choose_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +27,27 @@ class Result:
     metric: str  # what ``value`` is, for instance test/accuracy
     value: float
     metrics: dict[str, float]
-    seconds: float
+    seconds: float  # of training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A number of somebody else's to read ours beside."""
+
+    who: str
+    value: float
+    note: str
+
+
+class Screen(Watcher, Protocol):
+    """Who looks on, and is told what happens besides training."""
+
+    def stage(self, what: str, epochs: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
     """What to run. Each kind of task adds its own fields."""
-
-    training: TrainingConfig
 
     @abstractmethod
     def run(
@@ -40,9 +56,17 @@ class Recipe(ABC):
         *,
         device: Device = "auto",
         resume: bool = False,
-        watch: Watcher | None = None,
+        watch: Screen | None = None,
     ) -> Result:
         """Train, evaluate, and write what the folder of a run holds."""
+
+    @abstractmethod
+    def seeded(self, seed: int) -> Self:
+        """Return the same with another seed."""
+
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Return what others report for the same task."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +75,73 @@ class Entry:
 
     summary: str
     build: Callable[[], Recipe]
-    paper: str = ""  # the published value, if there is one
+    published: str = ""  # the value to compare with, if there is one
 
 
-# Where the recipes are; a module lists its own in RECIPES: name -> Entry.
-MODULES = ("primal.recipes.timeseries",)
+# A module lists its own in RECIPES: name -> Entry.
+MODULES = ("primal.recipes.timeseries", "primal.recipes.uea")
 
 
 def recipes() -> dict[str, Entry]:
     """Return every recipe by its name."""
     return {name: e for module in MODULES for name, e in import_module(module).RECIPES.items()}
+
+
+def execute(
+    name: str,
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    device: Device = "auto",
+    resume: bool = False,
+    watch: Screen | None = None,
+) -> Result:
+    """Run a recipe, and write what it was, where it ran, what it found, and the report."""
+    first = distributed.is_first()
+    if first:
+        folder.write_json(RunFolder.RECIPE, {"name": name, "recipe": to_json(recipe)})
+        folder.write_json(RunFolder.ENVIRONMENT, environment(device))
+    result = recipe.run(folder, device=device, resume=resume, watch=watch)
+    if first:
+        others = [settings.to_json(other) for other in recipe.comparisons()]
+        found = {"recipe": name, "protocol": getattr(recipe, "protocol", "honest")}
+        folder.write_json(
+            RunFolder.RESULT, {**found, **settings.to_json(result), "comparisons": others}
+        )
+        write_report(folder.path)
+    return result
+
+
+def environment(device: Device) -> dict[str, Any]:
+    """Return what a number may depend on beside the recipe."""
+    on = choose_device(device)
+    packages = ("primal-attention", "torch", "numpy", "scikit-learn", "aeon")
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(on) if on.type == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "processes": distributed.size(),
+        "packages": {name: found for name in packages if (found := _version(name))},
+    }
+
+
+def processor() -> str:
+    """Return the name of this machine's CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def find(name: str) -> Recipe:
@@ -70,31 +151,18 @@ def find(name: str) -> Recipe:
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
-    return {"kind": f"{type(recipe).__module__}:{type(recipe).__qualname__}", **asdict(recipe)}
+    kind = f"{type(recipe).__module__}:{type(recipe).__qualname__}"
+    return {"kind": kind, **settings.to_json(recipe)}
 
 
-def from_json(content: dict[str, Any]) -> Recipe:
+def from_json(content: Mapping[str, Any]) -> Recipe:
     """Rebuild a recipe from a run's folder."""
-    module, _, name = content["kind"].partition(":")
-    if not module.startswith("primal.recipes."):
-        raise DataError(f"a recipe of primal is required, got {content['kind']!r}.")
-    built = _build(getattr(import_module(module), name), content)
-    assert isinstance(built, Recipe)
-    return built
-
-
-def _build(kind: Any, content: Any) -> Any:
-    """Make dataclasses, tuples and paths out of what JSON makes of them."""
-    if get_origin(kind) in (Union, UnionType):
-        options = [option for option in get_args(kind) if option is not type(None)]
-        if content is None:
-            return None
-        chosen = next((o for o in options if get_origin(o) is tuple), options[0])
-        return _build(chosen if isinstance(content, list) else options[0], content)
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        known = {f.name for f in fields(kind)}
-        return kind(**{k: _build(hints[k], v) for k, v in content.items() if k in known})
-    if isinstance(content, list):
-        return tuple(content)
-    return Path(content) if kind is Path else content
+    module, _, name = str(content.get("kind")).partition(":")
+    if module not in MODULES:
+        raise DataError(
+            f"a recipe of {', '.join(MODULES)} is required, got {content.get('kind')!r}; "
+            "give the folder of a run."
+        )
+    rest = {key: value for key, value in content.items() if key != "kind"}
+    recipe: Recipe = settings.from_json(getattr(import_module(module), name), rest)
+    return recipe

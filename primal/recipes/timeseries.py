@@ -1,33 +1,42 @@
-"""Time series: the UEA sets of the paper's Table 1, and anyone's own files."""
-
-from __future__ import annotations
+"""Time series: train on a set of the UEA archive or on anyone's own files, measure, predict."""
 
 import csv
+import json
 import math
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from primal.data import uea
 from primal.data.files import read, read_chunks
-from primal.data.preparation import Inputs, Preparation, Target
+from primal.data.preparation import Preparation, Target
 from primal.data.series import SeriesSet, Splits, split
 from primal.data.tables import Columns
+from primal.diagnostics.spectrum import spectrum
 from primal.errors import DataError
-from primal.functional import ksvd_residual, mask_from_lengths
-from primal.models.build import EncoderConfig
-from primal.models.classifier import Pooling, Positions, SequenceClassifier
-from primal.recipes.base import Device, Entry, Recipe, Result
-from primal.training import checkpoint, distributed
-from primal.training.loop import Problem, SampleLosses, TrainingConfig, Watcher, train
-from primal.training.run_folder import RunFolder
+from primal.models.closed_form import ClosedFormConfig
+from primal.recipes.base import Comparison, Entry, Recipe, Result, Screen
+from primal.recipes.published import COLUMNS, NOTE, TABLE_1
+from primal.training import distributed
+from primal.training.loop import TrainingConfig
+from primal.training.run_folder import FolderError, RunFolder
+from primal.training.series import (
+    Device,
+    SeriesModelConfig,
+    SeriesPredictor,
+    fit_closed_form,
+    fit_series,
+    measure,
+)
+
+PAGE = 64  # cases whose kernels the spectrum averages
+MISTAKES = 12  # drawn in the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,32 +58,80 @@ class SeriesConfig:
     columns: Columns = field(default_factory=Columns)
     target: Target = "class"
     """"value" for labels that are numbers to predict."""
-    validation: float = 0.0
-    """Part of the training cases to hold out, measured after each epoch."""
+
+    def load(self, seed: int) -> Splits:
+        numeric = self.target == "value"
+        if (self.name is None) == (self.path is None):
+            raise DataError(
+                "a file or a set's name is required, and one of them alone: --data.path FILE, or "
+                "--data.name NAME."
+            )
+        if self.name is not None:
+            return uea.load(self.name, self.root, download=self.download)
+        assert self.path is not None
+        whole = read(self.path, self.columns, numeric=numeric)
+        if self.test_path is not None:
+            return Splits(whole, read(self.test_path, self.columns, numeric=numeric))
+        if not self.test:
+            return Splits(whole, None)
+        return Splits(*split(whole, self.test, seed, by_class=not numeric))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeriesModelConfig:
-    """The model of a time series."""
-
-    encoder: EncoderConfig = field(
-        default_factory=lambda: EncoderConfig(width=128, heads=8, depth=2, rank=16, dropout=0.2)
-    )
-    positions: Positions = "sinusoidal"
-    pooling: Pooling = "mean"
-    stem: int = 5
-    """How many neighbouring steps the embedding reads."""
-    label_smoothing: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeSeries(Recipe):
-    """Train a classifier or a regression of time series."""
+class SeriesRecipe(Recipe):
+    """What the two ways to learn from series share: the data, and what is made of a predictor."""
 
     data: SeriesConfig = field(default_factory=SeriesConfig)
+
+    def comparisons(self) -> tuple[Comparison, ...]:
+        row = dict(zip(COLUMNS, TABLE_1.get(self.data.name or "", ()), strict=False))
+        return tuple(
+            Comparison(who=who, value=row[who] / 100, note=NOTE)
+            for who in ("Transformer", "Flowformer", "PrimalFormer", "Primal.+")
+            if who in row
+        )
+
+    def finish(
+        self,
+        folder: RunFolder,
+        predictor: SeriesPredictor,
+        test: SeriesSet | None,
+        seconds: float,
+    ) -> Result:
+        """Save the predictor, measure it once, and write down what it got right and wrong."""
+        classify = predictor.preparation.classes is not None
+        metric = f"test/{'accuracy' if classify else 'error'}"
+        metrics: dict[str, float] = {}
+        if distributed.is_first():
+            predictor.save(folder / RunFolder.MODEL)
+        if test is not None:
+            outputs = predictor.outputs(test)
+            targets = predictor.preparation.targets(test)
+            metrics = measure(outputs, targets, predictor.preparation, "test")
+            if distributed.is_first():
+                with _table(folder / RunFolder.PREDICTIONS) as table:
+                    write_predictions(table, test, outputs, predictor, header=True)
+                folder.write_json("mistakes.json", {"cases": mistakes(test, outputs, predictor)})
+        return Result(
+            metric=metric,
+            value=metrics.get(metric, math.nan),
+            metrics=metrics,
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSeries(SeriesRecipe):
+    """Train an encoder of time series by gradient descent."""
+
     model: SeriesModelConfig = field(default_factory=SeriesModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    validation: float = 0.0
+    """Part of the training cases to hold out, measured after each epoch."""
     protocol: Literal["honest", "paper"] = "honest"
     """"honest" never looks at the test set before the end; "paper" reports its best epoch on it."""
+    twin: bool = False
+    """Train a Transformer of the same size too, to show its spectrum beside this one's."""
 
     def run(
         self,
@@ -82,279 +139,226 @@ class TimeSeries(Recipe):
         *,
         device: Device = "auto",
         resume: bool = False,
-        watch: Watcher | None = None,
+        watch: Screen | None = None,
     ) -> Result:
-        splits = self.load()
-        training, validation = splits.train, None
-        if self.data.validation:
-            training, validation = split(
-                training,
-                self.data.validation,
-                self.training.seed,
-                by_class=self.data.target == "class",
-            )
-        preparation = Preparation.fit(training, self.data.target)
-        on = choose_device(device)
-        torch.manual_seed(self.training.seed)
-        model = self.build(preparation, longest=max_length(splits)).to(on)
-        examples = _Examples(preparation, training, on)
-        measured = {"validation": validation} if validation is not None else {}
+        splits = self.data.load(self.training.seed)
+        if watch is not None:
+            watch.stage(f"training on {len(splits.train)} cases", self.training.epochs)
+        predictor, rows = self.fit(splits, device=device, folder=folder, resume=resume, watch=watch)
+        result = self.finish(folder, predictor, splits.test, rows[-1]["seconds"])
+        self._write_spectra(folder, splits, predictor, device, watch)
+        return result
+
+    def seeded(self, seed: int) -> Self:
+        return replace(self, training=replace(self.training, seed=seed))
+
+    def fit(
+        self,
+        splits: Splits,
+        *,
+        device: Device = "auto",
+        folder: RunFolder | None = None,
+        resume: bool = False,
+        watch: Screen | None = None,
+    ) -> tuple[SeriesPredictor, list[dict[str, Any]]]:
+        data, training, watched = splits.train, self.training, {}
+        if self.validation:
+            by_class = self.data.target == "class"
+            data, held = split(data, self.validation, training.seed, by_class=by_class)
+            if not len(held):
+                raise DataError(
+                    f"validation={self.validation} of {len(data)} cases leaves none to validate "
+                    "on; raise --validation, or set it to 0."
+                )
+            watched["validation"] = held
         if self.protocol == "paper":
-            measured["test"] = splits.test
-        held = {n: _Examples(preparation, s, on) for n, s in measured.items() if s is not None}
-        problem = Problem(
-            model,
-            len(training),
-            examples.batch,
-            self._losses,
-            partial(self._evaluate_all, held),
-            lambda i: training.names[i],
-        )
-        rows = train(problem, self._training(), folder, resume=resume, watch=watch)
-        model.eval()
-        metrics: dict[str, float] = {}
-        if splits.test is not None:
-            test = _Examples(preparation, splits.test, on)
-            outputs = self._outputs(model, test)
-            metrics = measure(outputs, test.targets, preparation, "test")
-        if distributed.is_first():
-            save_model(folder, model, preparation)
-            if splits.test is not None:
-                self._write_predictions(folder, splits.test, outputs, preparation)
-        main = f"test/{'accuracy' if preparation.classes else 'error'}"
-        return Result(
-            metric=main,
-            value=metrics.get(main, math.nan),
-            metrics=metrics,
-            seconds=rows[-1]["seconds"] if rows else 0.0,
+            if splits.test is None:
+                raise DataError("the paper's protocol needs a test set; give --data.test-path.")
+            watched["test"] = splits.test
+            training = replace(training, select="test/accuracy")
+        return fit_series(
+            self.model,
+            data,
+            training,
+            target=self.data.target,
+            watched=watched,
+            longest=max(s.max_length for s in (splits.train, splits.test) if s is not None),
+            device=device,
+            folder=folder,
+            resume=resume,
+            watch=watch,
         )
 
-    def load(self) -> Splits:
-        data, numeric = self.data, self.data.target == "value"
-        if (data.name is None) == (data.path is None):
-            raise DataError(
-                "either a set's name or a file is required: --data.path FILE, or --data.name NAME."
-            )
-        if data.name is not None:
-            return uea.load(data.name, data.root, download=data.download)
-        assert data.path is not None
-        whole = read(data.path, data.columns, numeric=numeric)
-        if data.test_path is not None:
-            return Splits(whole, read(data.test_path, data.columns, numeric=numeric))
-        if not data.test:
-            return Splits(whole, None)
-        return Splits(*split(whole, data.test, self.training.seed, by_class=not numeric))
-
-    def build(self, preparation: Preparation, longest: int) -> SequenceClassifier:
-        outputs = 1 if preparation.classes is None else len(preparation.classes)
-        return SequenceClassifier(
-            preparation.width,
-            outputs,
-            longest,
-            self.model.encoder,
-            positions=self.model.positions,
-            pooling=self.model.pooling,
-            stem=self.model.stem,
-        )
-
-    def _training(self) -> TrainingConfig:
-        if self.protocol == "paper":
-            return replace(self.training, select="test/accuracy")
-        return self.training
-
-    def _losses(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> SampleLosses:
-        x, mask, target = batch
-        output, terms = model(x, mask=mask)
-        if target.is_floating_point():
-            output = output[:, 0].float()
-            task = (output - target).square()
-            score = (output.detach() - target).abs()
-        else:
-            smoothing = self.model.label_smoothing
-            task = F.cross_entropy(
-                output.float(), target, reduction="none", label_smoothing=smoothing
-            )
-            score = (output.argmax(-1) == target).float()
-        ksvd = torch.zeros_like(task)
-        for layer in terms:
-            ksvd = ksvd + ksvd_residual(layer).square().expand_as(task) / len(terms)
-        return SampleLosses(task, ksvd, score)
-
-    def _evaluate_all(self, held: dict[str, _Examples], model: nn.Module) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, examples in held.items():
-            outputs = self._outputs(model, examples)
-            found |= measure(outputs, examples.targets, examples.preparation, name)
-        return found
-
-    def _outputs(self, model: nn.Module, examples: _Examples) -> Tensor:
-        return outputs_of(model, examples.inputs, examples.device)
-
-    def _write_predictions(
-        self, folder: RunFolder, test: SeriesSet, outputs: Tensor, preparation: Preparation
+    def _write_spectra(
+        self,
+        folder: RunFolder,
+        splits: Splits,
+        predictor: SeriesPredictor,
+        device: Device,
+        watch: Screen | None,
     ) -> None:
-        with (folder / RunFolder.PREDICTIONS).open("w", newline="") as file:
-            write_predictions(csv.writer(file), test, outputs, preparation, header=True)
+        """Write the singular values of every layer's kernel, beside those of a softmax twin."""
+        shown = splits.test or splits.train
+        shown = shown.subset(range(min(PAGE, len(shown))))
+        encoder = self.model.encoder
+        of_layers = {"all": "PrimalFormer", (): "Transformer"}
+        models = [(of_layers.get(encoder.primal_layers, "Primal.+"), predictor)]
+        if self.twin and encoder.primal_layers != ():
+            if watch is not None:
+                twin_is = "a Transformer of the same size, for its spectrum"
+                watch.stage(twin_is, self.training.epochs)
+            plain = replace(self.model, encoder=replace(encoder, primal_layers=()))
+            twin, _ = replace(self, model=plain).fit(splits, device=device, watch=watch)
+            models.append(("Transformer", twin))
+        written = []
+        for name, each in models:
+            x, lengths = each.preparation.inputs(shown)
+            layers = spectrum(each.model, x.to(each.device), lengths.to(each.device))
+            written.append({"name": name, "layers": [layer.to_json() for layer in layers]})
+        if distributed.is_first():
+            folder.write_json("spectrum.json", {"models": written})
 
 
-class _Examples:
-    """Prepared cases on a device, cut into batches by indices that live there too."""
+@dataclass(frozen=True, kw_only=True)
+class ClosedForm(SeriesRecipe):
+    """Fit a model of time series in seconds, without gradient descent."""
 
-    def __init__(self, preparation: Preparation, data: SeriesSet, device: torch.device) -> None:
-        self.preparation, self.device = preparation, device
-        x, lengths = preparation.inputs(data)
-        self.inputs = Inputs(x.to(device), lengths.to(device))
-        self.ragged = bool((lengths < x.shape[1]).any())
-        self.targets = preparation.targets(data).to(device)
+    model: ClosedFormConfig = field(default_factory=ClosedFormConfig)
+    seed: int = 0
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        x, lengths = self.inputs
-        chosen, ends = x[index], lengths[index]
-        if self.device.type == "cpu":  # a GPU keeps one shape, and never asks for a length
-            longest = int(ends.max())
-            chosen = chosen[:, :longest]
-            if bool((ends == longest).all()):
-                return chosen, None, self.targets[index]
-        mask = mask_from_lengths(ends, chosen.shape[1]) if self.ragged else None
-        return chosen, mask, self.targets[index]
+    def run(
+        self,
+        folder: RunFolder,
+        *,
+        device: Device = "auto",
+        resume: bool = False,  # it is over before a resumption would pay
+        watch: Screen | None = None,
+    ) -> Result:
+        splits = self.data.load(self.seed)
+        if watch is not None:
+            watch.stage(f"fitting {len(splits.train)} cases in closed form")
+        started = time.monotonic()
+        predictor = fit_closed_form(
+            self.model, splits.train, target=self.data.target, seed=self.seed, device=device
+        )
+        return self.finish(folder, predictor, splits.test, time.monotonic() - started)
 
-
-def outputs_of(
-    model: nn.Module, inputs: Inputs, device: torch.device, batch_size: int = 256
-) -> Tensor:
-    """Return the model's outputs (cases, classes), batch by batch, sorted by length in between."""
-    order = inputs.lengths.argsort(stable=True)
-    parts = []
-    with torch.no_grad():
-        for chosen in order.split(batch_size):
-            lengths = inputs.lengths[chosen]
-            longest = int(lengths.max())
-            mask = mask_from_lengths(lengths, longest).to(device)
-            parts.append(model(inputs.x[chosen, :longest].to(device), mask=mask).logits.float())
-    outputs = torch.cat(parts)
-    return outputs[order.argsort()]
+    def seeded(self, seed: int) -> Self:
+        return replace(self, seed=seed)
 
 
-def measure(
-    outputs: Tensor, targets: Tensor, preparation: Preparation, name: str
-) -> dict[str, float]:
-    """Return loss and accuracy; for numbers the root mean square error, in their own unit, and R²."""
-    if preparation.classes is None:
-        squared = (outputs[:, 0] - targets).square().double().mean().item()
-        spread = targets.double().var(unbiased=False).item()
-        return {
-            f"{name}/loss": squared,
-            f"{name}/error": math.sqrt(squared) * preparation.target_scale,
-            f"{name}/r2": 1 - squared / spread if spread else math.nan,
-        }
-    loss = F.cross_entropy(outputs, targets).item()
-    right = (outputs.argmax(-1) == targets).double().mean().item()
-    return {f"{name}/loss": loss, f"{name}/accuracy": right}
+# --- what is written down ------------------------------------------------------------------------
 
 
 def write_predictions(
-    table: Any, data: SeriesSet, outputs: Tensor, preparation: Preparation, *, header: bool
+    table: Any, data: SeriesSet, outputs: Tensor, predictor: SeriesPredictor, *, header: bool
 ) -> None:
     """Write a row for each case: its name, its label if known, the prediction, probabilities."""
-    known = data.targets is not None
-    labels = ["label"] if known else []
-    if preparation.classes is None:
-        numbers = outputs[:, 0].double() * preparation.target_scale + preparation.target_mean
-        if header:
-            table.writerow(["case", *labels, "predicted"])
-        for i, number in enumerate(numbers.tolist()):
-            truth = [data.targets[i]] if data.targets is not None else []
-            table.writerow([data.names[i], *truth, f"{number:.6g}"])
-        return
-    probabilities = outputs.softmax(-1).cpu()
+    classes = predictor.preparation.classes
+    labels = [] if data.targets is None else ["label"]
     if header:
-        table.writerow(["case", *labels, "predicted", *preparation.classes])
-    for i, row in enumerate(probabilities.tolist()):
-        truth = [data.targets[i]] if data.targets is not None else []
-        best = preparation.classes[int(np.argmax(row))]
-        table.writerow([data.names[i], *truth, best, *(f"{p:.6f}" for p in row)])
+        table.writerow(["case", *labels, "predicted", *(classes or ())])
+    if classes is None:
+        found = [[f"{number:.6g}"] for number in predictor.numbers(outputs).tolist()]
+    else:
+        found = [
+            [classes[int(np.argmax(row))], *(f"{p:.6f}" for p in row)]
+            for row in outputs.double().softmax(-1).tolist()
+        ]
+    for i, columns in enumerate(found):
+        truth = [] if data.targets is None else [data.targets[i]]
+        table.writerow([data.names[i], *truth, *columns])
 
 
-def save_model(folder: RunFolder, model: SequenceClassifier, preparation: Preparation) -> None:
-    state = {"preparation": preparation.to_json(), "max_tokens": model.max_tokens}
-    checkpoint.save(folder / RunFolder.MODEL, model.state_dict(), state)
+def mistakes(data: SeriesSet, outputs: Tensor, predictor: SeriesPredictor) -> list[dict[str, Any]]:
+    """Return the cases the predictor was most wrong about, most confident first."""
+    assert data.targets is not None
+    classes = predictor.preparation.classes
+    if classes is None:
+        predicted = predictor.numbers(outputs).numpy()
+        wrongness = np.abs(predicted - data.targets.astype(np.float64))
+        told = [f"{number:.4g}" for number in predicted]
+        sure = np.full(len(data), np.nan)
+    else:
+        probabilities = outputs.double().softmax(-1).numpy()
+        told = [classes[i] for i in probabilities.argmax(axis=1)]
+        sure = probabilities.max(axis=1)
+        wrongness = np.where(np.asarray(told) != data.targets, sure, 0.0)
+    worst = [int(i) for i in np.argsort(-wrongness)[:MISTAKES] if wrongness[i] > 0]
+    return [
+        {
+            "case": data.names[i],
+            "label": str(data.targets[i]),
+            "predicted": told[i],
+            "probability": None if np.isnan(sure[i]) else float(sure[i]),
+            "values": [
+                [None if np.isnan(v) else float(f"{v:.4g}") for v in channel]
+                for channel in data.values[i].T
+            ],
+            "times": None if data.times is None else data.times[i].tolist(),
+        }
+        for i in worst
+    ]
 
 
-def load_model(recipe: TimeSeries, path: Path) -> tuple[SequenceClassifier, Preparation]:
-    """Rebuild the model of a run from its folder."""
-    tensors, state = checkpoint.load(path / RunFolder.MODEL)
-    preparation = Preparation.from_json(state["preparation"])
-    model = recipe.build(preparation, state["max_tokens"])
-    model.load_state_dict(tensors)
-    return model.eval(), preparation
-
-
-def predict(recipe: TimeSeries, folder: Path, file: Path, out: Path, device: Device) -> int:
-    """Classify a file of any size, some cases at a time; return how many there were."""
-    model, preparation = load_model(recipe, folder)
-    on = choose_device(device)
-    model.to(on)
-    temporary, cases = out.with_name(out.name + ".part"), 0
+@contextmanager
+def _table(path: Path) -> Iterator[Any]:
+    """Open a table that has its name only once it is whole."""
+    temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("w", newline="") as opened:
-            table = csv.writer(opened)
-            for chunk in _chunks(recipe, file, preparation):
-                if preparation.classes is not None and chunk.targets is not None:
-                    preparation.targets(chunk)  # names an unknown class
-                outputs = outputs_of(model, preparation.inputs(chunk), on)
-                write_predictions(table, chunk, outputs, preparation, header=cases == 0)
-                cases += len(chunk)
-        temporary.replace(out)
+            yield csv.writer(opened)
+        temporary.replace(path)
+    except OSError as error:
+        raise FolderError(f"{path} could not be written ({error}); give another place.") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+# --- prediction ------------------------------------------------------------------------------------
+
+
+def predict(
+    recipe: SeriesRecipe, folder: Path, file: Path, out: Path, device: Device = "auto"
+) -> int:
+    """Predict for a file of any size, some cases at a time; return how many there were."""
+    predictor, cases = SeriesPredictor.load(folder / RunFolder.MODEL, device), 0
+    numeric = predictor.preparation.classes is None
+    with _table(out) as table:
+        for chunk in read_chunks(file, recipe.data.columns, numeric=numeric, cases=512):
+            with _named(file):
+                if chunk.targets is not None:
+                    predictor.preparation.targets(chunk)  # names an unknown class
+                outputs = predictor.outputs(chunk)
+            write_predictions(table, chunk, outputs, predictor, header=cases == 0)
+            cases += len(chunk)
     return cases
 
 
-def _chunks(recipe: TimeSeries, file: Path, preparation: Preparation) -> Iterator[SeriesSet]:
-    for chunk in read_chunks(file, recipe.data.columns, cases=512):
-        try:
-            yield chunk
-        except DataError as error:
-            raise DataError(f"{file}: {error}") from None
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Say which file the data came from that is at fault."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
 
 
-def choose_device(device: Device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda needs an NVIDIA GPU and PyTorch's CUDA build; use cpu.")
-    if device == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(device)
+# --- the recipes -----------------------------------------------------------------------------------
 
-
-def max_length(splits: Splits) -> int:
-    """Return the longest series of all: how far positions and heads that count them must reach."""
-    return max(s.max_length for s in (splits.train, splits.test) if s is not None)
-
-
-# --- the recipes ---------------------------------------------------------------------------------
-
-
-def _uea(name: str) -> TimeSeries:
-    return TimeSeries(
-        data=SeriesConfig(name=name),
-        training=TrainingConfig(
-            epochs=60, batch_size=32, learning_rate=2e-3, weight_decay=0.02, average=0.99
-        ),
-    )
+DEFAULT_TRAINING = TrainingConfig(
+    epochs=60, batch_size=32, learning_rate=2e-3, weight_decay=0.02, average=0.99
+)
 
 
 def _own() -> TimeSeries:
-    return replace(_uea(""), data=SeriesConfig(validation=0.1))
+    return TimeSeries(training=DEFAULT_TRAINING)
 
 
-BUNDLED = ("BasicMotions",)
-FURTHER = ("Libras", "PenDigits", "RacketSports")
 RECIPES: dict[str, Entry] = {
-    "timeseries": Entry(summary="your own file: --data.path FILE", build=_own),
-    **{
-        f"uea/{name}": Entry(summary=f"UEA set {name}", build=partial(_uea, name))
-        for name in (*uea.PAPER, *BUNDLED, *FURTHER)
-    },
+    "timeseries": Entry(summary="your own file, an encoder: --data.path FILE", build=_own),
+    "timeseries-closed-form": Entry(
+        summary="your own file, in seconds, no gradient descent: --data.path FILE",
+        build=ClosedForm,
+    ),
 }
