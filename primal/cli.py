@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from primal.recipes.base import Recipe, Result
@@ -99,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--root", type=Path, help="folder of the data; or PRIMAL_DATA")
     table.add_argument("--store", type=Path, default=RUNS / "tables", help="where results are kept")
     table.add_argument("--seeds", type=int, default=3)
+    table.add_argument("--workers", type=int, default=1, help="runs at a time")
     table.add_argument("--only", help="sets or variants to run, separated by commas")
     table.add_argument("--show", action="store_true", help="run nothing, print what is there")
     table.add_argument("--out", type=Path, help="write the table as Markdown too")
@@ -218,7 +218,7 @@ def _agreed(choose: Callable[[], tuple[str, bool]]) -> tuple[str, bool]:
 
     from primal.training import distributed
 
-    found: list = [None]
+    found: list[Any] = [None]
     if distributed.is_first():
         try:
             found = [choose()]
@@ -275,9 +275,9 @@ def _series_recipe(folder: Path) -> SeriesRecipe:
     return recipe
 
 
-def _read(folder: Path, name: str) -> dict:
+def _read(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content: dict = json.loads((folder / name).read_text())
+        content: dict[str, Any] = json.loads((folder / name).read_text())
     except FileNotFoundError:
         raise ValueError(
             f"{folder} has no {name}; give the folder of a run that has come so far."
@@ -300,19 +300,25 @@ def _diagnose(arguments: argparse.Namespace, _: list[str]) -> int:
 
     from primal.diagnostics.spectrum import diagnostics_table
 
-    Console().print(diagnostics_table(_read(arguments.run, "spectrum.json")))
+    _read(arguments.run, "spectrum.json")
+    Console().print(diagnostics_table(arguments.run))
     return 0
 
 
 def _table(arguments: argparse.Namespace, _: list[str]) -> int:
-    from importlib import import_module
+    from rich.console import Console
 
-    module = import_module(
-        {"uea": "primal.recipes.uea", "events": "primal.recipes.events"}[arguments.name]
-    )
-    raise NotImplementedError(module)
+    options = {
+        "seeds": arguments.seeds,
+        "device": arguments.device,
+        "only": arguments.only.split(",") if arguments.only else (),
+        "show": arguments.show,
+    }
+    from primal.recipes import uea
 
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(main())
+    tables = uea.table(arguments.root, arguments.store, workers=arguments.workers, **options)
+    if arguments.out is not None:
+        arguments.out.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
+    for table in tables:
+        Console(highlight=False).print(table.screen())
+    return 0

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from primal.data.series import SeriesSet
+from primal.data.series import SeriesSet, as_names
 from primal.errors import DataError
 
 Target = Literal["class", "value"]
@@ -28,47 +28,45 @@ class Preparation:
 
     mean: tuple[float, ...]  # per channel, over the training cases' observed values
     scale: tuple[float, ...]
+    channel_names: tuple[str, ...] | None = None  # None: known by their order alone
     classes: tuple[str, ...] | None  # None: targets are numbers
     target_mean: float = 0.0
     target_scale: float = 1.0
-    observed: bool = False  # values are missing in training: one more input per channel says which
-    gap: float | None = None  # median time from step to step; None: steps are regular
+    observed: bool = False
+    """Values are missing in training: one more input per channel tells which are there."""
+    gap: float | None = None
+    """Median time from step to step, the unit of time; None: steps are regular."""
     max_length: int = 1
 
     @classmethod
     def fit(cls, train: SeriesSet, target: Target = "class") -> Preparation:
         if train.targets is None:
-            raise DataError("the training cases have no labels; give a file with a label column.")
+            raise DataError(
+                f"{_file(train)}labels are required to train, got none; add a column of labels, "
+                "or the labels y to an array."
+            )
         stacked = np.concatenate(train.values).astype(np.float64)
-        with np.errstate(all="ignore"):
-            counts = np.isfinite(stacked).sum(axis=0)
-            mean = np.nansum(stacked, axis=0) / np.maximum(counts, 1)
-            scale = np.sqrt(np.nansum((stacked - mean) ** 2, axis=0) / np.maximum(counts, 1))
+        known = ~np.isnan(stacked)
+        count = np.maximum(known.sum(axis=0), 1)
+        mean = stacked.sum(axis=0, where=known) / count
+        scale = np.sqrt(((stacked - mean) ** 2).sum(axis=0, where=known) / count)
+        # What rounding leaves of a constant is not its spread.
+        scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
         classes, target_mean, target_scale = None, 0.0, 1.0
         if target == "class":
-            classes = tuple(np.unique(train.targets).tolist())
-            if len(classes) < 2:
-                raise DataError(
-                    f"the training cases are all of one class, {classes[0]!r}; a classifier needs "
-                    "at least two."
-                )
+            classes = _classes(train, train.targets)
         else:
-            numbers = train.targets.astype(np.float64)
+            numbers = _as_numbers(train, train.targets)
             target_mean, target_scale = float(numbers.mean()), float(numbers.std()) or 1.0
-        gap = None
-        if train.times is not None:
-            gaps = [np.diff(times) for times in train.times if len(times) > 1]
-            gap = float(np.median(np.concatenate(gaps))) if gaps else 1.0
         return cls(
             mean=tuple(mean.tolist()),
-            scale=tuple(
-                np.where(scale > 1e-8 * np.maximum(1.0, np.abs(mean)), scale, 1.0).tolist()
-            ),
+            scale=tuple(scale.tolist()),
+            channel_names=train.channel_names,
             classes=classes,
             target_mean=target_mean,
             target_scale=target_scale,
-            observed=bool(np.isnan(stacked).any()),
-            gap=gap,
+            observed=not known.all(),
+            gap=None if train.times is None else _median_gap(train.times),
             max_length=train.max_length,
         )
 
@@ -77,65 +75,148 @@ class Preparation:
         """What a model's input is wide: channels, what was observed, and the time's two parts."""
         return len(self.mean) * (2 if self.observed else 1) + (0 if self.gap is None else 2)
 
-    def inputs(self, data: SeriesSet) -> Inputs:
-        if data.channels != len(self.mean):
-            raise DataError(
-                f"{len(self.mean)} channels are required, as in training, got {data.channels}; "
-                "give the same channels in the same order."
-            )
+    def check(self, data: SeriesSet) -> None:
+        """Raise a DataError unless ``data`` has the channels, times and classes of training."""
+        self._order(data)
         if (data.times is None) != (self.gap is None):
             raise DataError(
-                "times are required, as in training, got a file without; add its time column."
-                if self.gap is not None
-                else "the model was trained without times, got a file with; drop its time column."
+                f"{_file(data)}times are required, as in training, got none; add their column."
+                if data.times is None
+                else f"{_file(data)}no times are expected, as in training, got some; drop their "
+                "column, or train with it."
             )
-        lengths = torch.tensor([len(values) for values in data.values])
-        x = np.zeros((len(data), int(lengths.max()), self.width), dtype=np.float32)
-        mean, scale = np.asarray(self.mean), np.asarray(self.scale)
-        for i, values in enumerate(data.values):
-            parts = [_filled((values - mean) / scale)]
-            if self.observed:
-                parts.append(np.isfinite(values))
-            if data.times is not None and self.gap is not None:
-                # Differences before float32: seconds since 1970 do not fit into it.
-                elapsed = (data.times[i] - data.times[i][0]) / self.gap
-                parts.append(np.log1p(elapsed)[:, None])
-                parts.append(np.log1p(np.diff(elapsed, prepend=0.0))[:, None])
-            x[i, : len(values)] = np.concatenate(parts, axis=1)
-        return Inputs(torch.from_numpy(x), lengths)
+        if data.targets is not None:
+            self.targets(data)
+
+    def inputs(self, data: SeriesSet) -> Inputs:
+        self.check(data)
+        lengths = data.lengths
+        values = np.concatenate(data.values).astype(np.float64)[:, self._order(data)]
+        values = (values - np.asarray(self.mean)) / np.asarray(self.scale)
+        times = None if data.times is None else np.concatenate(data.times).astype(np.float64)
+        missing = np.isnan(values)
+        parts = [_filled(values, missing, times, lengths) if missing.any() else values]
+        if self.observed:
+            parts.append(~missing)
+        if times is not None and self.gap is not None:
+            # Differences before float32: seconds since 1970 do not fit into it.
+            starts = np.cumsum(lengths) - lengths
+            elapsed = (times - np.repeat(times[starts], lengths)) / self.gap
+            gaps = np.diff(times, prepend=times[0]) / self.gap
+            gaps[starts] = 0.0
+            parts += [np.log1p(elapsed)[:, None], np.log1p(gaps)[:, None]]
+        x = np.zeros((len(data), data.max_length, self.width), dtype=np.float32)
+        x[np.arange(data.max_length) < lengths[:, None]] = np.concatenate(parts, axis=1)
+        return Inputs(torch.from_numpy(x), torch.from_numpy(lengths))
 
     def targets(self, data: SeriesSet) -> Tensor:  # (cases,) int64 classes or float32 numbers
         if data.targets is None:
-            raise DataError("labels are required to measure, got none; add a label column.")
+            raise DataError(
+                f"{_file(data)}labels are required to measure, got none; add a column of labels."
+            )
         if self.classes is None:
-            numbers = data.targets.astype(np.float64)
+            numbers = _as_numbers(data, data.targets)
             return torch.from_numpy((numbers - self.target_mean) / self.target_scale).float()
-        index = {name: i for i, name in enumerate(self.classes)}
-        for case, name in zip(data.names, data.targets, strict=True):
-            if name not in index:
-                raise DataError(
-                    f"case {case} is of class {name!r}, which training did not show; known are "
-                    f"{', '.join(self.classes)}; correct the label, or train with such cases."
-                )
-        return torch.tensor([index[name] for name in data.targets])
+        names, known = as_names(data.targets), np.array(self.classes)
+        index = np.searchsorted(known, names).clip(max=len(known) - 1)
+        unknown = np.flatnonzero(known[index] != names)
+        if len(unknown):
+            raise DataError(
+                f"{data.where(unknown[0])}: a class of training is required, {_some(self.classes)}, "
+                f"got {str(names[unknown[0]])!r}; correct the label, or train with such cases."
+            )
+        return torch.from_numpy(index)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Preparation:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+        return cls(**values)
+
+    def _order(self, data: SeriesSet) -> list[int]:
+        """Return where each channel of training stands in ``data``."""
+        if data.channels != len(self.mean):
+            named = self.channel_names and data.channel_names
+            given = f" ({_some(data.channel_names)})" if named and data.channel_names else ""
+            wanted = f" ({_some(self.channel_names)})" if named and self.channel_names else ""
+            raise DataError(
+                f"{_file(data)}{len(self.mean)} channels{wanted} are required, as in training, got "
+                f"{data.channels}{given}; give those."
+            )
+        if self.channel_names is None or data.channel_names is None:
+            return list(range(data.channels))
+        places = {name: place for place, name in enumerate(data.channel_names)}
+        absent = [name for name in self.channel_names if name not in places]
+        if absent:
+            others = [name for name in data.channel_names if name not in self.channel_names]
+            raise DataError(
+                f"{_file(data)}the channels of training are required, {_some(absent)} among them, "
+                f"got {_some(others)} instead; rename the columns, or give the right ones."
+            )
+        return [places[name] for name in self.channel_names]
 
 
-def _filled(values: np.ndarray) -> np.ndarray:  # (time, channels)
-    """Draw straight lines over gaps, the nearest value before the first and after the last."""
-    missing = np.isnan(values)
-    if not missing.any():
-        return values
-    values, steps = values.copy(), np.arange(len(values))
-    for channel in np.flatnonzero(missing.any(axis=0)):
-        known = ~missing[:, channel]
-        values[:, channel] = (
-            np.interp(steps, steps[known], values[known, channel]) if known.any() else 0.0
+def _classes(train: SeriesSet, targets: np.ndarray) -> tuple[str, ...]:
+    classes = tuple(np.unique(as_names(targets)).tolist())
+    if len(classes) < 2:
+        raise DataError(
+            f"{_file(train)}at least two classes are required to train a classifier, got only "
+            f"{classes[0]!r}; give cases of another."
         )
-    return values
+    return classes
+
+
+def _as_numbers(data: SeriesSet, targets: np.ndarray) -> np.ndarray:
+    try:
+        return targets.astype(np.float64)
+    except ValueError as error:
+        raise DataError(
+            f"{_file(data)}numbers are required as labels of a regression ({error}); correct them, "
+            "or train a classifier, --data.target class."
+        ) from None
+
+
+def _median_gap(times: tuple[np.ndarray, ...]) -> float:
+    gaps = np.concatenate([np.diff(one) for one in times])
+    return float(np.median(gaps)) if len(gaps) else 1.0
+
+
+def _filled(
+    values: np.ndarray,  # (steps of all cases, channels)
+    missing: np.ndarray,
+    times: np.ndarray | None,
+    lengths: np.ndarray,
+) -> np.ndarray:
+    """Draw straight lines over gaps, the nearest value before the first and after the last.
+
+    A channel of which a case has nothing is zero there, its mean.
+    """
+    steps = np.arange(len(values))[:, None]
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)[:, None]
+    ends = starts + np.repeat(lengths, lengths)[:, None]
+    before = np.maximum.accumulate(np.where(missing, -1, steps))
+    after = np.minimum.accumulate(np.where(missing, len(values), steps)[::-1])[::-1]
+    has_before, has_after = before >= starts, after < ends
+    nowhere = ~(has_before | has_after)
+    before, after = (
+        np.where(nowhere, steps, np.where(has_before, before, after)),
+        np.where(nowhere, steps, np.where(has_after, after, before)),
+    )
+    at = steps[:, 0] if times is None else times
+    left, right = (np.take_along_axis(values, place, axis=0) for place in (before, after))
+    span = at[after] - at[before]
+    part = (at[:, None] - at[before]) / np.where(span == 0, 1, span)
+    return np.where(nowhere, 0.0, left + part * (right - left))
+
+
+def _file(data: SeriesSet) -> str:
+    return f"{data.source}: " if data.source else ""
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from primal.data.series import SeriesSet
+from primal.data.lines import read_lines
+from primal.data.series import SeriesSet, as_names
 from primal.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
-ROWS = 2**17  # read at a time
+MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None"]
+CELLS = 2**20  # read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,191 +35,286 @@ class Columns:
 
 
 def read_table(path: Path, columns: Columns, cases: int) -> Iterator[SeriesSet]:
-    """Read ``cases`` cases at a time; the rows of a case stand together, in order of time."""
-    seen: set[str] = set()
-    rest = None
-    for frame in _frames(path):
-        channels = _channels(path, list(frame.columns), columns)
-        frame = frame if rest is None else _stack(rest, frame)
-        starts = _starts(frame[columns.case])
-        last = starts[-1]  # this case may go on in the next part of the file
-        yield from _cases(path, frame.iloc[:last], columns, channels, seen, cases)
-        rest = frame.iloc[last:]
-    if rest is not None and len(rest):
-        yield from _cases(path, rest, columns, channels, seen, cases)
+    """Read at most ``cases`` cases at a time; the rows of a case stand together, sorted by time."""
+    _require_pandas(path)
+    import pandas as pd
+
+    table = _Table(path, columns)
+    frames = _parquet_frames(table) if path.suffix.lower() == ".parquet" else _csv_frames(table)
+    held: list[pd.DataFrame] = []  # of a case that may go on in the next frame
+    last = None
+    for frame in frames:
+        names = _text(frame[columns.case])
+        frame[columns.case] = names
+        starts = np.flatnonzero(names != np.r_[[last], names[:-1]])
+        last = names[-1]
+        if len(starts):
+            yield from table.sets(pd.concat([*held, frame.iloc[: starts[-1]]]), cases)
+            held, frame = [], frame.iloc[starts[-1] :]  # noqa: PLW2901
+        held.append(frame)
+    if held:
+        yield from table.sets(pd.concat(held), cases)
 
 
-def _frames(path: Path) -> Iterator[pd.DataFrame]:
-    """Read some rows at a time, indexed by what an editor shows as their line or row."""
+def _require_pandas(path: Path) -> None:
     try:
-        import pandas as pd
+        import pandas  # noqa: F401
     except ImportError:
         raise DataError(
             f"{path}: tables are read by pandas, which is not installed: "
             "pip install 'primal-attention[timeseries]'."
         ) from None
-    if path.suffix == ".parquet":
-        yield from _parquet_frames(path)
-        return
-    try:
-        parts = pd.read_csv(
-            path, dtype=str, keep_default_na=False, skipinitialspace=True, chunksize=ROWS
+
+
+# --- frames: some rows, indexed by the line or row where an editor shows them ---------------------
+
+
+def _csv_frames(table: _Table) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    path, lines = table.path, enumerate(read_lines(table.path), 1)
+    row, header = next(lines, (1, ""))
+    names = [name.strip() for name in _cells(path, row, header)]
+    table.set_names(names)
+    text = {table.columns.case: str, table.columns.label: str}
+    while chunk := list(islice(lines, max(1, CELLS // len(names)))):
+        # Lines of nothing but commas, as spreadsheets leave them, are no rows.
+        filled = [(row, line) for row, line in chunk if line.strip(" ,\t\r\n")]
+        for row, line in filled:
+            if line.count(",") != len(names) - 1 or '"' in line:
+                _check_width(path, row, line, len(names))
+        if not filled:
+            continue
+        frame = pd.read_csv(
+            io.StringIO("".join(line for _, line in filled)),
+            header=None,
+            names=names,
+            index_col=False,
+            dtype={name: kind for name, kind in text.items() if name in names},
+            keep_default_na=False,
+            na_values=dict.fromkeys(table.channels, MISSING),
+            skipinitialspace=True,
+            low_memory=False,
         )
-        for part in parts:
-            part.index = part.index + 2  # counted from 1, after the line of names
-            yield part
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no table that can be read: {error}.") from None
+        frame.index = pd.Index([row for row, _ in filled])
+        yield frame
 
 
-def _parquet_frames(path: Path) -> Iterator[pd.DataFrame]:
+def _check_width(path: Path, row: int, line: str, width: int) -> None:
+    given = len(_cells(path, row, line))
+    if given != width:
+        raise DataError(
+            f"{path}, row {row}: {width} cells are required, as in row 1, got {given}; leave a "
+            "cell empty between its commas if it is missing."
+        )
+
+
+def _cells(path: Path, row: int, line: str) -> list[str]:
+    if line.count('"') % 2:
+        raise DataError(f"{path}, row {row}: a quotation mark is not closed; close or remove it.")
+    return next(csv.reader([line], skipinitialspace=True), [])
+
+
+def _parquet_frames(table: _Table) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise DataError(
-            f"{path}: Parquet is read by pyarrow, which is not installed: pip install pyarrow."
+            f"{table.path}: Parquet is read by pyarrow, which is not installed: "
+            "pip install 'primal-attention[timeseries]'."
         ) from None
     try:
-        row = 1
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(ROWS):
-            frame = batch.to_pandas()
-            frame.index = range(row, row + len(frame))
-            row += len(frame)
-            yield frame
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path} is no Parquet file that can be read: {error}.") from None
+        with pyarrow.parquet.ParquetFile(table.path) as file:
+            # What pandas kept as an index is no channel.
+            names = [n for n in file.schema_arrow.names if not n.startswith("__index_level_")]
+            table.set_names(names)
+            row = 1
+            for batch in file.iter_batches(max(1, CELLS // len(names)), columns=names):
+                frame = pyarrow.Table.from_batches([batch]).to_pandas(ignore_metadata=True)
+                frame.index = pd.RangeIndex(row, row + len(frame))
+                row += len(frame)
+                yield frame
+    except (pyarrow.ArrowException, OSError) as error:
+        message = " ".join(str(error).split())
+        raise DataError(f"{table.path} is no readable Parquet ({message}); save it again.") from None
 
 
-def _stack(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.concat([first, second])
+# --- from frames to cases -------------------------------------------------------------------------
 
 
-def _channels(path: Path, names: list[str], columns: Columns) -> list[str]:
-    if columns.case not in names:
-        raise DataError(
-            f"{path} needs a column {columns.case!r} that says which case a row belongs to, got "
-            f"{', '.join(names)}; name it with --data.columns.case."
-        )
-    channels = [n for n in names if n not in (columns.case, columns.time, columns.label)]
-    if not channels:
-        raise DataError(f"{path} needs at least one column of values, got {', '.join(names)}.")
-    return channels
+class _Table:
+    """A file's columns, and what is known of it so far."""
 
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self.path, self.columns = path, columns
+        self.channels: list[str] = []
+        self.seen: set[str] = set()
+        self.dated: bool | None = None
 
-def _starts(names: pd.Series) -> np.ndarray:
-    values = names.to_numpy()
-    return np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
-
-
-def _cases(
-    path: Path,
-    frame: pd.DataFrame,
-    columns: Columns,
-    channels: list[str],
-    seen: set[str],
-    cases: int,
-) -> Iterator[SeriesSet]:
-    """Cut whole cases out of a table and check them."""
-    if frame.empty:
-        return
-    starts = _starts(frame[columns.case])
-    rows, names = frame.index.to_numpy(), frame[columns.case].astype(str).to_numpy()[starts]
-    for start, name in zip(starts, names, strict=True):
-        if name in MISSING:
-            raise DataError(f"{path}, row {rows[start]}: no case; fill in {columns.case!r}.")
-        if name in seen:
+    def set_names(self, names: Sequence[str]) -> None:
+        given = ", ".join(map(repr, names))
+        case, time, label = self.columns.case, self.columns.time, self.columns.label
+        if case not in names:
+            commas = "" if len(names) > 1 else " separate columns by commas;"
             raise DataError(
-                f"{path}, row {rows[start]}: case {name} begins again; sort the rows by "
-                f"{columns.case!r}, then by {columns.time!r}."
+                f"{self.path}, row 1: a column {case!r} that says which case a row belongs to is "
+                f"required, got {given or 'nothing'};{commas} name it with --data.columns.case."
             )
-        seen.add(name)
-    values = np.stack([_numbers(path, frame[c], missing=True) for c in channels], axis=1)
-    times = _times(path, frame, columns, starts)
-    labels = _labels(path, frame, columns, starts)
-    ends = np.r_[starts[1:], len(frame)]
-    pieces = [slice(a, b) for a, b in zip(starts, ends, strict=True)]
-    for first in range(0, len(pieces), cases):
-        chosen = pieces[first : first + cases]
-        yield SeriesSet(
-            tuple(values[piece].astype(np.float32) for piece in chosen),
-            None if labels is None else labels[first : first + cases],
-            tuple(names[first : first + cases].tolist()),
-            None if times is None else tuple(times[piece] for piece in chosen),
+        for place, name in enumerate(names, 1):
+            if not name:
+                raise DataError(
+                    f"{self.path}, row 1: column {place} needs a name, got none; name it, or drop "
+                    "it (pandas writes no row numbers with index=False)."
+                )
+            if name in names[: place - 1]:
+                raise DataError(
+                    f"{self.path}, row 1: each column needs its own name, got {name!r} twice; "
+                    "rename or drop one."
+                )
+        self.channels = [name for name in names if name not in (case, time, label)]
+        if not self.channels:
+            raise DataError(
+                f"{self.path}, row 1: at least one column of values is required, got {given}; add "
+                "one for each channel."
+            )
+
+    def sets(self, frame: pd.DataFrame, cases: int) -> Iterator[SeriesSet]:
+        """Cut whole cases out of a frame and check them."""
+        if frame.empty:
+            return
+        names = frame[self.columns.case].to_numpy()
+        starts = np.flatnonzero(names != np.r_[[None], names[:-1]])
+        rows = frame.index.to_numpy()[starts].tolist()
+        self._check_cases(rows, names[starts])
+        values = np.stack([self._numbers(frame[name]) for name in self.channels], axis=1)
+        times, labels = self._times(frame, starts), self._labels(frame, starts)
+        ends = [*starts[1:], len(frame)]
+        for first in range(0, len(starts), cases):
+            part = slice(first, first + cases)
+            pieces = [slice(*piece) for piece in zip(starts[part], ends[part], strict=True)]
+            yield SeriesSet(
+                tuple(values[piece] for piece in pieces),
+                None if labels is None else labels[part],
+                tuple(names[starts[part]]),
+                None if times is None else tuple(times[piece] for piece in pieces),
+                channel_names=tuple(self.channels),
+                source=str(self.path),
+                rows=tuple(rows[part]),
+            )
+
+    def _check_cases(self, rows: list[int], names: np.ndarray) -> None:
+        for row, name in zip(rows, names, strict=True):
+            if not name:
+                raise DataError(
+                    f"{self.path}, row {row}: a case is required, got an empty cell; fill in "
+                    f"{self.columns.case!r}."
+                )
+            if name in self.seen:
+                raise DataError(
+                    f"{self.path}, row {row}: the rows of a case must follow each other, got more "
+                    f"of case {name}; sort by {self.columns.case!r}, then {self.columns.time!r}."
+                )
+            self.seen.add(name)
+
+    def _numbers(self, column: pd.Series, *, optional: bool = True) -> np.ndarray:
+        """Convert a column to numbers, its missing cells to NaN; the first wrong cell is named."""
+        import pandas as pd
+
+        if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+            found = column.to_numpy(dtype=np.float64, na_value=np.nan)
+            absent = np.isnan(found)
+        else:
+            text = column.astype(str).str.strip()
+            absent = (text.isin(MISSING) | column.isna()).to_numpy()
+            found = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64)
+        wrong = ~np.isfinite(found) & ~(absent & optional)
+        if wrong.any():
+            remedy = ", or leave it empty if it is missing" if optional else ""
+            if column.name in self.channels:
+                remedy += f"; if {column.name!r} is no channel, drop it"
+            raise self._wrong_cell(column, wrong, "a finite number", f"correct it{remedy}")
+        return found
+
+    def _wrong_cell(
+        self, column: pd.Series, wrong: np.ndarray, required: str, remedy: str
+    ) -> DataError:
+        place = int(np.argmax(wrong))
+        return DataError(
+            f"{self.path}, row {column.index[place]}, column {column.name!r}: {required} is "
+            f"required, got {str(column.iloc[place])!r}; {remedy}."
         )
 
+    def _times(self, frame: pd.DataFrame, starts: np.ndarray) -> np.ndarray | None:
+        if self.columns.time not in frame:
+            return None
+        column = frame[self.columns.time]
+        if self.dated is None:
+            self.dated = _is_date(column.iloc[0])  # the first cell says what all are
+        times = self._seconds(column) if self.dated else self._numbers(column, optional=False)
+        gaps = np.diff(times, prepend=-np.inf)
+        gaps[starts] = np.inf
+        if (gaps <= 0).any():
+            place = int(np.argmax(gaps <= 0))
+            twice = gaps[place] == 0
+            raise DataError(
+                f"{self.path}, row {frame.index[place]}: the times of a case must increase, got "
+                f"{column.iloc[place]} {'twice' if twice else 'after ' + str(column.iloc[place - 1])} "
+                f"in case {frame[self.columns.case].iloc[place]}; "
+                + ("keep one of the two rows." if twice else "sort each case by time.")
+            )
+        return times
 
-def _numbers(path: Path, column: pd.Series, *, missing: bool) -> np.ndarray:
-    """Convert a column; the first cell that is no number is named."""
-    import pandas as pd
+    def _seconds(self, column: pd.Series) -> np.ndarray:
+        import pandas as pd
 
-    if pd.api.types.is_numeric_dtype(column):
-        found = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        absent = np.isnan(found)
-    else:
-        text = column.astype(str).str.strip()
-        absent = text.isin(MISSING).to_numpy() | column.isna().to_numpy()
-        found = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, copy=True)
-    wrong = np.isnan(found) & ~absent
-    if not missing:
-        wrong |= absent
-    if wrong.any():
-        place = int(np.flatnonzero(wrong)[0])
-        raise DataError(
-            f"{path}, row {column.index[place]}, column {column.name!r}: a number is required, got "
-            f"{column.iloc[place]!r}; correct it"
-            + (", or leave it empty if it is missing." if missing else ".")
-        )
-    return found
-
-
-def _times(
-    path: Path, frame: pd.DataFrame, columns: Columns, starts: np.ndarray
-) -> np.ndarray | None:
-    import pandas as pd
-
-    if columns.time not in frame:
-        return None
-    column: Any = frame[columns.time]
-    if not pd.api.types.is_numeric_dtype(column):
         dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
-        numeric = pd.to_numeric(column, errors="coerce")
-        if numeric.isna().any() and dates.notna().all():
-            column = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
-            column.name = columns.time
-    times = _numbers(path, column, missing=False)
-    gaps = np.diff(times, prepend=-np.inf)
-    gaps[starts] = np.inf
-    if (gaps <= 0).any():
-        place = int(np.flatnonzero(gaps <= 0)[0])
-        fault = "twice" if gaps[place] == 0 else "out of order"
-        raise DataError(
-            f"{path}, row {frame.index[place]}: time {times[place]:g} of case "
-            f"{frame[columns.case].iloc[place]} is there {fault}; "
-            + ("keep one of the two rows." if gaps[place] == 0 else "sort each case by time.")
-        )
-    return times
+        wrong = dates.isna().to_numpy()
+        if wrong.any():
+            raise self._wrong_cell(
+                column, wrong, "a date", "write it as 2026-01-31 or 2026-01-31 23:59:59.5"
+            )
+        return ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy()
+
+    def _labels(self, frame: pd.DataFrame, starts: np.ndarray) -> np.ndarray | None:
+        if self.columns.label not in frame:
+            return None
+        labels = _text(frame[self.columns.label])
+        of_case = np.repeat(labels[starts], np.diff([*starts, len(frame)]))
+        wrong = labels != of_case
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise DataError(
+                f"{self.path}, row {frame.index[place]}: a case has one label, got "
+                f"{of_case[place]!r} and {labels[place]!r} in case "
+                f"{frame[self.columns.case].iloc[place]}; write the same in each of its rows."
+            )
+        absent = np.isin(labels[starts], ["", "?"])
+        if absent.any():
+            place = starts[np.argmax(absent)]
+            raise DataError(
+                f"{self.path}, row {frame.index[place]}: case "
+                f"{frame[self.columns.case].iloc[place]} has no label; fill in "
+                f"{self.columns.label!r}, or drop the column from a file to predict."
+            )
+        return labels[starts].astype(str)
 
 
-def _labels(
-    path: Path, frame: pd.DataFrame, columns: Columns, starts: np.ndarray
-) -> np.ndarray | None:
-    if columns.label not in frame:
-        return None
-    labels = frame[columns.label].astype(str).str.strip().to_numpy()
-    of_case = np.repeat(labels[starts], np.diff(np.r_[starts, len(frame)]))
-    if (labels != of_case).any():
-        place = int(np.flatnonzero(labels != of_case)[0])
-        raise DataError(
-            f"{path}, row {frame.index[place]}: case {frame[columns.case].iloc[place]} has the "
-            f"labels {of_case[place]!r} and {labels[place]!r}; a case has one."
-        )
-    if np.isin(labels[starts], MISSING).any():
-        place = starts[int(np.flatnonzero(np.isin(labels[starts], MISSING))[0])]
-        raise DataError(
-            f"{path}, row {frame.index[place]}: case {frame[columns.case].iloc[place]} has no "
-            f"label; fill in {columns.label!r}, or drop the column from a file to predict."
-        )
-    return labels[starts]
+def _text(column: pd.Series) -> np.ndarray:  # of str, "" where there is nothing
+    import pandas as pd
+
+    codes, found = pd.factorize(column)  # converts each name once
+    names = [name.strip() for name in as_names(np.asarray(found)).tolist()]
+    return np.array([*names, ""], dtype=object)[codes]
+
+
+def _is_date(cell: Any) -> bool:
+    import pandas as pd
+
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return bool(pd.notna(pd.to_datetime(str(cell), errors="coerce", format="ISO8601")))
+    return False

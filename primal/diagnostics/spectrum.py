@@ -10,10 +10,8 @@ not change with the kernel's scale. Beside it stands the count of singular value
 of their sum.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -234,20 +232,15 @@ class SpectrumRow(NamedTuple):
     ninety: tuple[int, ...]  # one per head: singular values that make up 90 % of the sum
 
 
-def spectrum_rows(folder: Path) -> list[SpectrumRow]:
-    """Read the spectrum a run wrote into its folder."""
-    path = folder / FILE
-    if not path.is_file():
-        raise DataError(
-            f"a run that wrote {FILE} is required, got {folder} without it; runs of models with "
-            "attention layers write it when they end."
-        )
+def spectrum_rows(content: Mapping[str, Any]) -> list[SpectrumRow]:
+    """Read what a run wrote as spectrum.json: the ``to_json`` of the layers of each model."""
     try:
-        models = json.loads(path.read_text(encoding="utf-8"))["models"]
-        return [_row(model["name"], layer) for model in models for layer in model["layers"]]
+        return [
+            _row(model["name"], layer) for model in content["models"] for layer in model["layers"]
+        ]
     except (KeyError, TypeError, ValueError, IndexError):
         raise DataError(
-            f"{path} must hold the layers of each model, and does not; run again to write it anew."
+            f"{FILE} must hold the layers of each model, and does not; run again to write it anew."
         ) from None
 
 
@@ -264,7 +257,7 @@ def _row(model: str, layer: dict[str, Any]) -> SpectrumRow:
     )
 
 
-def diagnostics_table(folder: Path) -> "Table":
+def diagnostics_table(content: Mapping[str, Any]) -> "Table":
     """Return what ``primal diagnose`` prints."""
     from rich.table import Table
 
@@ -276,7 +269,7 @@ def diagnostics_table(folder: Path) -> "Table":
         table.add_column(heading)
     for heading in ("rank", "effective rank", "90 %"):
         table.add_column(heading, justify="right")
-    for row in spectrum_rows(folder):
+    for row in spectrum_rows(content):
         ranks = " ".join(f"{rank:.1f}" for rank in row.effective_rank)
         counts = " ".join(str(count) for count in row.ninety)
         table.add_row(row.model, row.layer, row.kind, str(row.rank), ranks, counts)

@@ -1,7 +1,6 @@
 """Time series: train on a set of the UEA archive or on anyone's own files, measure, predict."""
 
 import csv
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -15,11 +14,12 @@ from torch import Tensor
 
 from primal.data import uea
 from primal.data.files import read, read_chunks
-from primal.data.preparation import Preparation, Target
+from primal.data.preparation import Target
 from primal.data.series import SeriesSet, Splits, split
 from primal.data.tables import Columns
 from primal.diagnostics.spectrum import spectrum
 from primal.errors import DataError
+from primal.models.build import EncoderConfig
 from primal.models.closed_form import ClosedFormConfig
 from primal.recipes.base import Comparison, Entry, Recipe, Result, Screen
 from primal.recipes.published import COLUMNS, NOTE, TABLE_1
@@ -201,15 +201,14 @@ class TimeSeries(SeriesRecipe):
         shown = splits.test or splits.train
         shown = shown.subset(range(min(PAGE, len(shown))))
         encoder = self.model.encoder
-        of_layers = {"all": "PrimalFormer", (): "Transformer"}
-        models = [(of_layers.get(encoder.primal_layers, "Primal.+"), predictor)]
-        if self.twin and encoder.primal_layers != ():
+        models = [(_name(encoder), predictor)]
+        if self.twin and encoder.primal_layers:
             if watch is not None:
                 twin_is = "a Transformer of the same size, for its spectrum"
                 watch.stage(twin_is, self.training.epochs)
             plain = replace(self.model, encoder=replace(encoder, primal_layers=()))
             twin, _ = replace(self, model=plain).fit(splits, device=device, watch=watch)
-            models.append(("Transformer", twin))
+            models.append((_name(plain.encoder), twin))
         written = []
         for name, each in models:
             x, lengths = each.preparation.inputs(shown)
@@ -245,6 +244,12 @@ class ClosedForm(SeriesRecipe):
 
     def seeded(self, seed: int) -> Self:
         return replace(self, seed=seed)
+
+
+def _name(encoder: EncoderConfig) -> str:
+    if not encoder.primal_layers:
+        return "Transformer"
+    return "PrimalFormer" if encoder.primal_layers == "all" else "Primal.+"
 
 
 # --- what is written down ------------------------------------------------------------------------
@@ -315,7 +320,7 @@ def _table(path: Path) -> Iterator[Any]:
         temporary.unlink(missing_ok=True)
 
 
-# --- prediction ------------------------------------------------------------------------------------
+# --- prediction ----------------------------------------------------------------------------------
 
 
 def predict(
@@ -344,7 +349,7 @@ def _named(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: {error}") from None
 
 
-# --- the recipes -----------------------------------------------------------------------------------
+# --- the recipes ---------------------------------------------------------------------------------
 
 DEFAULT_TRAINING = TrainingConfig(
     epochs=60, batch_size=32, learning_rate=2e-3, weight_decay=0.02, average=0.99

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,25 @@ from torch import Tensor
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be trusted, or could not be written."""
+    """A checkpoint that cannot be trusted, does not fit, or could not be written."""
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Write, or leave what was there before: a half-written file never has the name."""
-    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    kept = {name: _own(tensor) for name, tensor in tensors.items()}
     text = json.dumps(state)
     temporary = path.with_name(path.name + ".part")
     try:
         save_file(kept, temporary, {"state": text, "sha256": _checksum(kept, text)})
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        _flush(temporary)
         temporary.replace(path)
+        if os.name == "posix":
+            _flush(path.parent)  # the new name, too, outlives a loss of power
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         kept_one = (
-            f"the last good one, {path}, is kept" if path.exists() else "there is none before"
+            f"the last good one, {path}, is kept" if path.exists() else "there is none before it"
         )
         raise CheckpointError(
             f"the checkpoint {path} could not be written ({error}); {kept_one}; make room or give "
@@ -46,7 +49,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist; give the folder of a run.") from None
     except (OSError, SafetensorError) as error:
@@ -54,7 +57,10 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     text = metadata.get("state", "")
     if _checksum(tensors, text) != metadata.get("sha256"):
         raise _damaged(path, "its checksum does not fit its content")
-    return tensors, json.loads(text)
+    try:
+        return tensors, json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _damaged(path, f"its state is no JSON: {error}") from None
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
@@ -63,10 +69,24 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     )
 
 
+def _own(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory that shares it with no other, as the format wants."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

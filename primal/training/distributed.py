@@ -1,21 +1,35 @@
 """Data-parallel training under torchrun; a single process is the case of world size one."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+
+class FirstFailed(ValueError):
+    """The process that writes for all could not; its own message says why."""
 
 
 @contextmanager
 def world(device: torch.device) -> Iterator[None]:
-    """Join the processes that torchrun started, if it did."""
+    """Join the processes that torchrun started, if it did; on GPUs, each takes its own."""
     if "WORLD_SIZE" not in os.environ or dist.is_initialized():
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise ValueError(
+                f"each process needs a GPU of its own: process {local} of this machine found "
+                f"{torch.cuda.device_count()}; lower --nproc-per-node, or use the cpu."
+            )
+        torch.cuda.set_device(local)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+    else:
+        dist.init_process_group("gloo")
     try:
         yield
     finally:
@@ -31,40 +45,62 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    return rank() == 0
+    """Say whether this process writes; what torchrun said holds before the processes are joined."""
+    return rank() == 0 if dist.is_initialized() else int(os.environ.get("RANK", "0")) == 0
 
 
-def share(batch: Tensor) -> tuple[Tensor, Tensor]:  # (B,) -> (b,), (b,)
-    """Return this process's part of a batch of indices, and each one's weight in the batch's mean.
+def share(batch: Tensor) -> tuple[Tensor, float]:  # (B,) -> (b,)
+    """Return this process's part of a batch of indices, and what a sample weighs in its mean.
 
     A process left without any, in a short last batch, takes one at weight zero: all keep step.
     """
     mine = batch[rank() :: size()]
-    weight = 1.0 / len(batch) if len(mine) else 0.0
-    mine = mine if len(mine) else batch[:1]
-    return mine, torch.full((len(mine),), weight, device=batch.device)
+    return (mine, 1.0 / len(batch)) if len(mine) else (batch[:1], 0.0)
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Add the gradients of all processes, which weigh their samples in the global mean."""
+def add_up(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its sum over all processes, in one exchange."""
     if size() == 1:
         return
-    parameters = [p for p in parameters if p.requires_grad]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat)
-    for p, part in zip(parameters, flat.split([g.numel() for g in gradients]), strict=True):
-        p.grad = part.view_as(p)
+    for tensor, summed in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(summed.view_as(tensor))
 
 
-def total(x: Tensor) -> Tensor:
-    """Return the sum over all processes."""
+def copy_first(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by the first process's."""
     if size() > 1:
-        x = x.clone()
-        dist.all_reduce(x)
-    return x
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
 
 
-def barrier() -> None:
-    if size() > 1:
-        dist.barrier()
+def any_of(*wishes: bool) -> tuple[bool, ...]:
+    """Return which wishes any process has: all processes read the same answer."""
+    if size() == 1:
+        return wishes
+    counted = torch.tensor(wishes, dtype=torch.float32, device=_meeting_place())
+    dist.all_reduce(counted)
+    return tuple(count > 0 for count in counted.tolist())
+
+
+def by_first(action: Callable[[], None]) -> None:
+    """Let the first process act while the others wait; if it fails, all of them stop."""
+    failure: Exception | None = None
+    if is_first():
+        try:
+            action()
+        except Exception as error:
+            failure = error
+    (failed,) = any_of(failure is not None)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise FirstFailed("the first process could not write and stopped; see its message.")
+
+
+def _meeting_place() -> torch.device:
+    """Return where the processes exchange tensors."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

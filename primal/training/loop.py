@@ -1,27 +1,33 @@
 """The one training loop: any model, any examples; resumable to the same numbers.
 
-An epoch is a fixed permutation of the examples, drawn from the seed and the epoch's number alone. On
-a GPU, a step is captured once as a CUDA graph and replayed; nothing waits for the device in between.
+The order of an epoch's examples and the randomness of a step are drawn from the seed and their
+number alone, so that what a killed run must save is small. On a GPU a step is recorded once as a
+CUDA graph and replayed; nothing waits for the device in between.
 """
 
+import hashlib
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from primal.training import checkpoint, distributed
-from primal.training.run_folder import RunFolder
+from primal.errors import require_choice, require_positive
+from primal.training import checkpoint, distributed, optimizers
+from primal.training.checkpoint import CheckpointError
+from primal.training.graphs import Recorder
+from primal.training.optimizers import Average, Optimizer
+from primal.training.run_folder import FolderError, RunFolder
 
-Optimizer = Literal["adamw", "adam", "radam"]
-Schedule = Literal["cosine", "constant"]
-EAGER_STEPS = 3  # of each batch size, before its graph is captured: they initialise what it needs
+SHOW_SECONDS = 0.2  # between two looks at the losses, for each of which a GPU must be waited for
+AGREE_STEPS = 16  # between two exchanges of wishes, where each makes the host wait for its GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +36,10 @@ class TrainingConfig:
 
     epochs: int = 100
     batch_size: int = 16
-    optimizer: Optimizer = "adamw"
+    optimizer: optimizers.Name = "adamw"
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
-    schedule: Schedule = "cosine"
+    schedule: Literal["cosine", "constant"] = "cosine"
     """Cosine falls to zero at the last step."""
     warmup: float = 0.05
     """Part of the steps over which the learning rate rises."""
@@ -47,15 +53,48 @@ class TrainingConfig:
     """Metric whose best epoch is kept, for instance validation/accuracy; None keeps the last."""
     seed: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
+    graphs: bool = True
+    """On a GPU, record a step once and replay it; the model must not wait for the GPU in it."""
     checkpoint_seconds: float = 10.0
-    """Least time between checkpoints, which are written when an epoch ends."""
+    """Time between checkpoints; one more is written when the run ends or is told to stop."""
+
+    def __post_init__(self) -> None:
+        require_positive("epochs", self.epochs)
+        require_positive("batch_size", self.batch_size)
+        for name, given, valid, remedy in (
+            ("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0"),
+            ("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more"),
+            ("warmup", self.warmup, 0 <= self.warmup <= 1, "a part, from 0 to 1"),
+            ("objective_weight", self.objective_weight, self.objective_weight >= 0, "0 or more"),
+            (
+                "clip",
+                self.clip,
+                self.clip is None or self.clip > 0,
+                "above 0, or None for no limit",
+            ),
+            ("average", self.average, 0 <= self.average < 1, "a decay, from 0 to below 1"),
+        ):
+            if not valid:
+                raise ValueError(f"{name} must be {remedy}, got {given}.")
+        require_choice("optimizer", self.optimizer, ("adamw", "adam", "radam"))
+        require_choice("schedule", self.schedule, ("cosine", "constant"))
+        require_choice("precision", self.precision, ("float32", "bfloat16"))
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        rising = max(1, round(self.warmup * steps))
+        factor = min(1.0, (step + 1) / rising)
+        if self.schedule == "cosine":
+            part = max(0.0, (step - rising) / max(1, steps - rising))
+            factor *= 0.5 * (1 + math.cos(math.pi * part))
+        return self.learning_rate * factor
 
 
 class SampleLosses(NamedTuple):
     """What a batch costs, per sample."""
 
     task: Tensor  # (B,)
-    ksvd: Tensor  # (B,), mean over the layers of J²; zero without primal layers
+    ksvd: Tensor  # (B, layers), J² of each primal layer; of width 0 without such layers
     score: Tensor  # (B,), what to show: 1 where right, or the error
 
 
@@ -70,14 +109,6 @@ class Problem(NamedTuple):
     name: Callable[[int], str]  # of an example, for messages
 
 
-class Watcher(Protocol):
-    """Who looks on."""
-
-    def step(self, epoch: int, step: int, steps: int, shown: "Shown") -> None: ...
-
-    def epoch(self, row: dict[str, Any]) -> None: ...
-
-
 class Shown(NamedTuple):
     """Means over the epoch so far."""
 
@@ -86,6 +117,14 @@ class Shown(NamedTuple):
     score: float
     samples_per_second: float
     seconds_left: float
+
+
+class Watcher(Protocol):
+    """Who looks on."""
+
+    def step(self, epoch: int, step: int, steps: int, shown: Shown) -> None: ...
+
+    def epoch(self, row: dict[str, Any]) -> None: ...
 
 
 class Interrupted(Exception):
@@ -110,17 +149,19 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train, and leave in the model what to keep: the best epoch, the average, or the last weights.
 
-    Returns a row of metrics for each epoch.
+    Returns a row of metrics for each epoch. The caller's random numbers are left as they were.
     """
     loop = _Loop(problem, config, folder, watch)
-    if resume:
-        loop.restore()
-    with loop.listening():
+    devices = [loop.device] if loop.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), loop.listening():
+        loop.begin(resume=resume)
         loop.run()
     return loop.rows
 
 
 class _Loop:
+    """A run: its state is the model, the optimizer, the average, the best epoch, and counts."""
+
     def __init__(
         self,
         problem: Problem,
@@ -128,275 +169,303 @@ class _Loop:
         folder: RunFolder | None,
         watch: Watcher | None,
     ) -> None:
-        self.problem, self.config, self.folder, self.watch = problem, config, folder, watch
+        self.problem, self.config, self.folder = problem, config, folder
+        self.watch = watch if distributed.is_first() else None
         self.model = problem.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.buffers = list(self.model.buffers())
         self.device = self.parameters[0].device
-        self.rate = torch.tensor(config.learning_rate, device=self.device)
-        self.optimizer = _optimizer(self.parameters, config, self.rate, self.device)
-        self.averaged = [p.detach().clone() for p in self.parameters] if config.average else None
+        self.optimizer = Optimizer(self.parameters, config.optimizer, config.weight_decay)
+        self.average = Average(self.parameters, config.average) if config.average else None
         self.best: list[Tensor] | None = None
         self.best_value = -math.inf
-        self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.bad_step = torch.full((), -1, device=self.device)
+        # On the device: sums over the epoch, steps done, the first bad one and its cases.
+        self.totals: Tensor | None = None  # task, score, samples, then J² of each layer
         self.steps = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.epoch, self.position, self.seconds = 1, 0, 0.0
-        self.rows: list[dict[str, Any]] = []
-        self.graphs: dict[int, _Graph] = {}
-        self.seen_sizes: dict[int, int] = {}
-        self.signal: int | None = None
+        self.bad_step = torch.full((), -1, device=self.device)
+        self.bad_cases = torch.zeros(problem.examples, dtype=torch.bool, device=self.device)
         self.per_epoch = -(-problem.examples // config.batch_size)
-        self.saved = time.monotonic()
+        self.epoch, self.position = 1, 0
+        self.rows: list[dict[str, Any]] = []
+        self.signal: int | None = None
+        self.started = self.saved = time.monotonic()
+        self.step = self.compute
+        if self.device.type == "cuda" and config.graphs and distributed.size() == 1:
+            self.step = Recorder(self.compute, self.device)
+
+    def begin(self, *, resume: bool) -> None:
+        """Go on from the folder's checkpoint, or from the start where there is none."""
+        folder = self.folder
+        if folder is not None:
+            path = folder / RunFolder.CHECKPOINT
+            if path.exists() and not resume:
+                raise FolderError(
+                    f"{folder.path} holds a run already; go on with --resume auto, or give another "
+                    "--folder."
+                )
+            if path.exists():
+                self._restore(path)
+            distributed.by_first(lambda: folder.write_metrics(self.rows))
+        distributed.copy_first([*self.parameters, *self.buffers])
 
     def run(self) -> None:
-        started = time.monotonic() - self.seconds
         while self.epoch <= self.config.epochs:
-            self._train_epoch(started)
-            row = self._close_epoch(started)
-            self.rows.append(row)
-            if distributed.is_first():
-                if self.folder is not None:
-                    self.folder.append_metrics(row)
-                if self.watch is not None:
-                    self.watch.epoch(row)
+            self._train_epoch()
+            self._close_epoch()
             self.epoch, self.position = self.epoch + 1, 0
-            self.seconds = time.monotonic() - started
-            last = self.epoch > self.config.epochs
-            if last or time.monotonic() - self.saved >= self.config.checkpoint_seconds:
-                self.save()
-        self._put_back(self._kept())
+            self._save_if_wished(last=self.epoch > self.config.epochs)
+        self._put_in(self._kept() if self.best is None else self.best)
 
-    def _train_epoch(self, started: float) -> None:
+    def _train_epoch(self) -> None:
         self.model.train()
         batches = self._order().split(self.config.batch_size)
-        shown_at = begun = time.monotonic()
         begun_at = self.position
+        begun = shown = time.monotonic()
+        # Under torchrun the processes must agree first, for which a GPU must be waited for.
+        often = AGREE_STEPS if self.device.type == "cuda" and distributed.size() > 1 else 1
         while self.position < len(batches):
-            self._set_rate()
-            self._step(*distributed.share(batches[self.position]))
+            self._prepare()
+            self.step(*distributed.share(batches[self.position]))
             self.position += 1
-            now = time.monotonic()
             if self.device.type == "cpu":
                 self._check_loss()
-            if self.watch is not None and now - shown_at > 0.2:
-                shown_at = now
-                done = self.position - begun_at
-                rate = done / (now - begun)
-                left = (self.config.epochs - self.epoch + 1) * self.per_epoch - self.position
-                self.watch.step(
-                    self.epoch,
-                    self.position,
-                    self.per_epoch,
-                    Shown(*self._means(), rate * self.config.batch_size, left / rate),
-                )
-            if self.signal is not None:
-                self.seconds = now - started
-                self.save()
-                raise Interrupted(self.signal)
+            now = time.monotonic()
+            if self.watch is not None and now - shown > SHOW_SECONDS:
+                self._show(self.watch, (self.position - begun_at) / (now - begun))
+                shown = now
+            if self.position % often == 0:
+                self._save_if_wished()
 
     def _order(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.epoch)
+        generator = torch.Generator().manual_seed(_seed("order", self.config.seed, self.epoch))
         return torch.randperm(self.problem.examples, generator=generator).to(self.device)
 
-    def _set_rate(self) -> None:
-        step = (self.epoch - 1) * self.per_epoch + self.position
-        steps = self.config.epochs * self.per_epoch
-        rising = max(1, round(self.config.warmup * steps))
-        factor = min(1.0, (step + 1) / rising)
-        if self.config.schedule == "cosine":
-            part = max(0.0, (step - rising) / max(1, steps - rising))
-            factor *= 0.5 * (1 + math.cos(math.pi * part))
-        if self.device.type == "cuda":
-            self.rate.fill_(self.config.learning_rate * factor)  # captured graphs read it there
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.learning_rate * factor
+    @property
+    def _done(self) -> int:
+        """How many steps were taken."""
+        return (self.epoch - 1) * self.per_epoch + self.position
 
     # --- one step ------------------------------------------------------------------------------
 
-    def _step(self, index: Tensor, weight: Tensor) -> None:
-        if self.device.type != "cuda" or distributed.size() > 1:
-            self._compute(index, weight)
-            return
-        size = len(index)
-        if size in self.graphs:
-            self.graphs[size].replay(index, weight)
-            return
-        self.seen_sizes[size] = self.seen_sizes.get(size, 0) + 1
-        if self.seen_sizes[size] > EAGER_STEPS:
-            self.graphs[size] = _Graph(self._compute, index, weight)
-            self.graphs[size].replay(index, weight)
-            return
-        # Off the main stream, as what is captured later must be.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._compute(index, weight)
-        torch.cuda.current_stream().wait_stream(stream)
+    def _prepare(self) -> None:
+        """Set what a recorded step finds: its learning rate and its random numbers."""
+        done = self._done
+        self.optimizer.prepare(
+            self.config.rate(done, self.config.epochs * self.per_epoch), done + 1
+        )
+        seed = _seed("step", self.config.seed, done, distributed.rank())
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(seed)
 
-    def _compute(self, index: Tensor, weight: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def compute(self, index: Tensor, weight: float) -> None:
+        """Take a step on a batch, of whose mean each sample here weighs ``weight``."""
+        self.optimizer.zero_grad()
         batch = self.problem.batch(index)
         low = self.config.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
-            losses = self.problem.losses(self.model, batch)
-        loss = (weight * (losses.task + self.config.objective_weight * losses.ksvd)).sum()
-        loss.backward()
-        distributed.sum_gradients(self.parameters)
-        if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
-        self.optimizer.step()
+        precision = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        with precision if low else nullcontext():
+            task, ksvd, score = self.problem.losses(self.model, batch)
+        each = task
+        if ksvd.shape[1]:
+            each = task + self.config.objective_weight * ksvd.mean(1)
+        (weight * each.sum()).backward()
         with torch.no_grad():
-            self._average()
-            counted = (weight > 0).double()
-            parts = (losses.task, losses.ksvd, losses.score, torch.ones_like(losses.task))
-            self.totals += torch.stack([(counted * part.detach()).sum() for part in parts])
-            bad = ~torch.isfinite(loss) & (self.bad_step < 0)
-            self.bad_step.copy_(torch.where(bad, self.steps, self.bad_step))
+            sums = torch.cat(
+                [torch.stack([task, score, torch.ones_like(task)]).sum(1), ksvd.sum(0)]
+            )
+            sums = sums if weight else torch.zeros_like(sums)
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            distributed.add_up([*gradients, sums])
+            checked = sums
+            if self.config.clip is not None:
+                norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+                checked = torch.cat([sums, norm[None]])
+            self.optimizer.step()
+            if self.average is not None:
+                self.average.update(self.steps)
+            self.totals = torch.zeros_like(sums).double() if self.totals is None else self.totals
+            self.totals += sums
+            first = ~torch.isfinite(checked).all() & (self.bad_step < 0)
+            self.bad_step.copy_(torch.where(first, self.steps, self.bad_step))
+            self.bad_cases[index] = self.bad_cases[index] | (first & ~torch.isfinite(each))
             self.steps += 1
-
-    def _average(self) -> None:
-        if self.averaged is None:
-            return
-        # At first a plain mean: what was there before training fades as soon as it can.
-        decay = torch.clamp((1.0 + self.steps) / (10.0 + self.steps), max=self.config.average)
-        kept = torch._foreach_sub(self.averaged, self.parameters)
-        torch._foreach_mul_(kept, decay.float())
-        torch._foreach_copy_(self.averaged, torch._foreach_add(self.parameters, kept))
-
-    def _means(self) -> list[float]:
-        loss, ksvd, score, count = distributed.total(self.totals).tolist()
-        return [value / max(count, 1.0) for value in (loss, ksvd, score)]
 
     def _check_loss(self) -> None:
         bad = int(self.bad_step)
         if bad < 0:
             return
-        epoch, position = bad // self.per_epoch + 1, bad % self.per_epoch
-        names = []
-        if epoch == self.epoch:
-            batch = self._order().split(self.config.batch_size)[position].tolist()
-            names = [self.problem.name(i) for i in batch]
+        position = bad % self.per_epoch
+        batch = self._order().split(self.config.batch_size)[position]
+        found = self.bad_cases[batch]
+        names = [self.problem.name(i) for i in (batch[found] if found.any() else batch).tolist()]
         raise Diverged(
-            f"the loss is not a number at step {bad + 1}, batch {position + 1} of epoch {epoch} "
-            f"(cases {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}); look at these "
-            "cases, lower --training.learning-rate, or --training.objective-weight."
+            f"the loss or its gradient is not a finite number at step {bad + 1}, batch "
+            f"{position + 1} of epoch {self.epoch}, cases {', '.join(names[:8])}"
+            f"{', ...' if len(names) > 8 else ''}; look at their values, lower "
+            "--training.learning-rate, or --training.objective-weight."
         )
+
+    def _means(self) -> tuple[float, float, list[float]]:
+        """Return the epoch's loss, score, and J² of each layer so far."""
+        assert self.totals is not None
+        task, score, samples, *ksvd = self.totals.tolist()
+        return task / samples, score / samples, [value / samples for value in ksvd]
+
+    def _show(self, watch: Watcher, rate: float) -> None:
+        loss, score, ksvd = self._means()
+        shown = Shown(
+            loss=loss,
+            ksvd=_mean(ksvd),
+            score=score,
+            samples_per_second=rate * self.config.batch_size,
+            seconds_left=(self.config.epochs * self.per_epoch - self._done) / rate,
+        )
+        watch.step(self.epoch, self.position, self.per_epoch, shown)
 
     # --- the end of an epoch ---------------------------------------------------------------------
 
-    def _close_epoch(self, started: float) -> dict[str, Any]:
-        loss, ksvd, score = self._means()
+    def _close_epoch(self) -> None:
         self._check_loss()
+        loss, score, ksvd = self._means()
+        assert self.totals is not None
         self.totals.zero_()
+        distributed.copy_first(self.buffers)
         with self._evaluated():
             measured = self.problem.evaluate(self.model)
-        if self.config.select is not None:
-            if self.config.select not in measured:
-                raise ValueError(
-                    f"select must be one of {sorted(measured)}, got {self.config.select!r}."
-                )
-            value = measured[self.config.select]
-            value = -value if self.config.select.endswith(("loss", "error")) else value
-            if value > self.best_value:
-                self.best_value = value
-                source = self.parameters if self.averaged is None else self.averaged
-                self.best = [p.detach().clone() for p in source]
-        return {
+        self._select(measured)
+        row = {
             "epoch": self.epoch,
             "train/loss": loss,
-            "train/ksvd": ksvd,
+            "train/ksvd": _mean(ksvd),
+            **{f"train/ksvd/{layer}": value for layer, value in enumerate(ksvd, start=1)},
             "train/score": score,
             **measured,
-            "seconds": round(time.monotonic() - started, 3),
+            "seconds": round(time.monotonic() - self.started, 3),
         }
+        self.rows.append(row)
+        if (folder := self.folder) is not None:
+            distributed.by_first(lambda: folder.append_metrics(row))
+        if self.watch is not None:
+            self.watch.epoch(row)
+
+    def _select(self, measured: dict[str, float]) -> None:
+        """Keep the weights if no epoch before was better."""
+        name = self.config.select
+        if name is None:
+            return
+        require_choice("select", name, measured)
+        value = -measured[name] if name.endswith(("loss", "error")) else measured[name]
+        if value > self.best_value:
+            self.best_value = value
+            self.best = [tensor.detach().clone() for tensor in self._kept()]
 
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
-        """Put the averaged weights in, for a while."""
+        """Put in the weights that would be kept, for a while."""
         self.model.eval()
+        current = [tensor.detach().clone() for tensor in (*self.parameters, *self.buffers)]
         with torch.no_grad():
-            if self.averaged is None:
-                yield
-                return
-            current = [p.detach().clone() for p in self.parameters]
-            self._put_back(self.averaged)
+            self._put_in(self._kept())
             yield
-            self._put_back(current)
+            self._put_in(current)
 
     def _kept(self) -> list[Tensor]:
-        if self.best is not None:
-            return self.best
-        return [p.detach() for p in self.parameters] if self.averaged is None else self.averaged
+        """Return what this epoch has to offer: weights, then buffers."""
+        weights = self.parameters if self.average is None else self.average.weights
+        return [*weights, *self.buffers]
 
-    def _put_back(self, weights: list[Tensor]) -> None:
-        with torch.no_grad():
-            for p, weight in zip(self.parameters, weights, strict=True):
-                p.copy_(weight)
+    @torch.no_grad()
+    def _put_in(self, tensors: list[Tensor]) -> None:
+        for place, tensor in zip((*self.parameters, *self.buffers), tensors, strict=True):
+            place.copy_(tensor)
 
     # --- what a killed run resumes from ----------------------------------------------------------
 
-    def save(self) -> None:
-        self.saved = time.monotonic()
-        if self.folder is None or not distributed.is_first():
-            return
-        tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
-        for i, p in enumerate(self.parameters):
-            for name, value in self.optimizer.state.get(p, {}).items():
-                tensors[f"optimizer/{i}/{name}"] = torch.as_tensor(value)
-        for group, weights in (("average", self.averaged), ("best", self.best)):
-            for i, weight in enumerate(weights or ()):
-                tensors[f"{group}/{i}"] = weight
-        tensors["random/cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
-        tensors["totals"], tensors["steps"] = self.totals, self.steps
+    def _save_if_wished(self, *, last: bool = False) -> None:
+        """Save when it is time, or to stop; all processes decide alike."""
+        due = last or time.monotonic() - self.saved >= self.config.checkpoint_seconds
+        due, stop = distributed.any_of(due, self.signal is not None)
+        if due or stop:
+            self._check_loss()
+            if self.folder is not None:
+                distributed.by_first(self._save)
+            self.saved = time.monotonic()
+        if stop:
+            raise Interrupted(self.signal or signal.SIGTERM)
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"optimizer/{name}": t for name, t in self.optimizer.state().items()}
+        lists = {"average": self.average.weights if self.average else [], "best": self.best or []}
+        tensors |= {f"{key}/{i}": t for key, listed in lists.items() for i, t in enumerate(listed)}
+        if self.totals is not None:
+            tensors["totals/"] = self.totals
         state = {
+            "settings": self._settings(),
             "epoch": self.epoch,
             "position": self.position,
-            "seconds": self.seconds,
+            "seconds": time.monotonic() - self.started,
             "best_value": self.best_value if self.best is not None else None,
             "rows": self.rows,
         }
         checkpoint.save(self.folder / RunFolder.CHECKPOINT, tensors, state)
 
-    def restore(self) -> None:
-        """Go on from the folder's checkpoint; without one, from the start."""
-        if self.folder is None or not (self.folder / RunFolder.CHECKPOINT).exists():
-            return
-        tensors, state = checkpoint.load(self.folder / RunFolder.CHECKPOINT)
+    def _restore(self, path: Path) -> None:
+        tensors, state = checkpoint.load(path)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = tensor
+        self._require_same(path, groups.get("model", {}), state.get("settings", {}))
         self.model.load_state_dict(groups["model"])
-        for name, value in groups.get("optimizer", {}).items():
-            number, _, what = name.partition("/")
-            p = self.parameters[int(number)]
-            on_host = what == "step" and self.device.type == "cpu"
-            self.optimizer.state[p][what] = value if on_host else value.to(self.device)
-        if self.averaged is not None:
-            self.averaged = self._listed(groups["average"])
+        self.optimizer.load_state(groups.get("optimizer", {}))
+        if self.average is not None:
+            self.average.weights = self._listed(groups["average"])
         if "best" in groups:
             self.best, self.best_value = self._listed(groups["best"]), state["best_value"]
-        torch.set_rng_state(groups["random"]["cpu"])
-        if "cuda" in groups["random"]:
-            torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
-        self.totals.copy_(groups["totals"][""])
-        self.steps.copy_(groups["steps"][""])
+        if "totals" in groups:
+            self.totals = groups["totals"][""].to(self.device, copy=True)
         self.epoch, self.position = state["epoch"], state["position"]
-        self.seconds, self.rows = state["seconds"], state["rows"]
-        if distributed.is_first():
-            self.folder.keep_metrics(self.epoch - 1)
+        self.steps.fill_(self._done)
+        self.rows = state["rows"]
+        self.started = time.monotonic() - state["seconds"]
+
+    def _require_same(self, path: Path, model: dict[str, Tensor], settings: dict[str, Any]) -> None:
+        """Raise unless the checkpoint is of this model, these settings, as many examples."""
+        different = [
+            f"{name} {settings.get(name)}, not {value}"
+            for name, value in self._settings().items()
+            if settings.get(name) != value
+        ]
+        mine = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+        theirs = {name: tensor.shape for name, tensor in model.items()}
+        if mine != theirs:
+            names = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
+            different.append(f"another model, which differs in {', '.join(names[:3])}")
+        if different:
+            raise CheckpointError(
+                f"{path} is of another run: {'; '.join(different)}; resume with the settings it "
+                "was made with, or give another --folder."
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what must be as it was for a run to go on to the same numbers."""
+        settings = {**asdict(self.config), "examples": self.problem.examples}
+        return {n: v for n, v in settings.items() if n not in ("checkpoint_seconds", "graphs")}
 
     def _listed(self, group: dict[str, Tensor]) -> list[Tensor]:
-        return [group[str(i)].to(self.device) for i in range(len(self.parameters))]
+        return [group[str(i)].to(self.device, copy=True) for i in range(len(group))]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end the run after its step, saved."""
+        """Let Ctrl-C and SIGTERM end the run after its step, saved; a second Ctrl-C ends it now."""
 
         def note(number: int, frame: FrameType | None) -> None:
+            # torchrun passes on what its processes got already: there, more than one says no more.
+            if number == self.signal == signal.SIGINT and distributed.size() == 1:
+                raise KeyboardInterrupt
             self.signal = number
 
         try:
@@ -410,36 +479,10 @@ class _Loop:
                 signal.signal(number, handler)
 
 
-class _Graph:
-    """A captured step: replayed for batches of one size."""
-
-    def __init__(
-        self, compute: Callable[[Tensor, Tensor], None], index: Tensor, weight: Tensor
-    ) -> None:
-        self.index, self.weight = index.clone(), weight.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            compute(self.index, self.weight)
-
-    def replay(self, index: Tensor, weight: Tensor) -> None:
-        self.index.copy_(index)
-        self.weight.copy_(weight)
-        self.graph.replay()
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
-def _optimizer(
-    parameters: list[nn.Parameter], config: TrainingConfig, rate: Tensor, device: torch.device
-) -> torch.optim.Optimizer:
-    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "radam": torch.optim.RAdam}
-    # Vectors (biases, norms, Λ) are scales and offsets: nothing draws them to zero.
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    captured = device.type == "cuda"
-    return kinds[config.optimizer](
-        [group for group in groups if group["params"]],
-        lr=rate if captured else config.learning_rate,
-        foreach=True,
-        capturable=captured,
-    )
+def _seed(*parts: object) -> int:
+    """Return a number that any change of the parts changes beyond recognition."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest())

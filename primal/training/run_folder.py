@@ -2,10 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
+
+from primal.training import distributed
 
 
 class FolderError(ValueError):
@@ -13,7 +16,10 @@ class FolderError(ValueError):
 
 
 class RunFolder:
-    """What a run writes. Held while open: a second run into the same folder is refused."""
+    """What a run writes. Held while open: a second run into the same folder is refused.
+
+    Of torchrun's processes the first one holds and writes it.
+    """
 
     RECIPE, METRICS, RESULT = "recipe.json", "metrics.jsonl", "result.json"
     CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
@@ -24,12 +30,14 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
+        if not distributed.is_first():
+            return self
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
             raise FolderError(
-                f"the run folder {self.path} cannot be written ({error}); give another with --folder."
+                f"the run folder {self.path} cannot be written ({error}); give another --folder."
             ) from None
         if not _locked(self._lock):
             self._lock.close()
@@ -56,40 +64,41 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         temporary = self.path / (name + ".part")
         try:
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
             temporary.replace(self.path / name)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise FolderError(
-                f"{self.path / name} could not be written ({error}); make room or give another "
-                "--folder, then resume."
-            ) from None
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise self._unwritten(name, error) from None
+
+    def write_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Begin the file of metrics anew, with the rows of the epochs that count."""
+        self.write_text(self.METRICS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         try:
-            with (self.path / self.METRICS).open("a") as lines:
+            with (self.path / self.METRICS).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise FolderError(
-                f"{self.path / self.METRICS} could not be written ({error}); make room, then resume."
-            ) from None
+            raise self._unwritten(self.METRICS, error) from None
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / self.METRICS
         if not path.exists():
             return []
         rows = []
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:  # a line that a killed run did not finish
                 break
         return rows
 
-    def keep_metrics(self, epochs: int) -> None:
-        """Drop what a run wrote after the checkpoint it resumes from."""
-        rows = [row for row in self.metrics() if row["epoch"] <= epochs]
-        self.write_text(self.METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+    def _unwritten(self, name: str, error: OSError) -> FolderError:
+        return FolderError(
+            f"{self.path / name} could not be written ({error}); make room or give another "
+            "--folder, then resume."
+        )
 
 
 def _locked(handle: IO[str]) -> bool:

@@ -153,7 +153,7 @@ def fit_series(
         examples = _Examples(preparation, data, on)
         held = {name: _Examples(preparation, some, on) for name, some in (watched or {}).items()}
 
-        def evaluate(model: nn.Module) -> dict[str, float]:
+        def evaluate(_: nn.Module) -> dict[str, float]:
             found: dict[str, float] = {}
             for name, some in held.items():
                 outputs = predictor.outputs_of(some.inputs)
