@@ -1,6 +1,6 @@
 """What the paper reports for time series: its Table 1, and the settings behind it."""
 
-from primal.training.loop import Optimizer
+from primal.training import optimizers
 
 NOTE = "the paper's; best epoch by test accuracy"
 
@@ -36,7 +36,7 @@ TABLE_1: dict[str, tuple[float, ...]] = {
 
 # The settings behind the last two columns: epochs, optimiser, then rank, η and the multiplier of
 # the anchors (as many as rank × multiplier) for PrimalFormer and for Primal.+.
-SETTINGS: dict[str, tuple[int, Optimizer, tuple[int, float, int], tuple[int, float, int]]] = {
+SETTINGS: dict[str, tuple[int, optimizers.Name, tuple[int, float, int], tuple[int, float, int]]] = {
     "EthanolConcentration": (100, "radam", (30, 0.1, 10), (40, 0.2, 10)),
     "FaceDetection":        (100, "radam", (20, 0.1, 5), (40, 0.2, 5)),
     "Handwriting":          (100, "radam", (30, 0.2, 5), (20, 0.5, 5)),

@@ -9,7 +9,7 @@ class Html(str):
     __slots__ = ()
 
 
-def tag(name: str, *children: object, **attributes: object) -> Html:
+def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """Return an element. ``class_`` is class, ``_`` in a name is ``-``; None and False leave out.
 
     >>> tag("p", "1 < 2", tag("br"), class_="note", hidden=True, title=None)
@@ -19,8 +19,8 @@ def tag(name: str, *children: object, **attributes: object) -> Html:
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        key = key.rstrip("_").replace("_", "-")
-        opening += f" {key}" if value is True else f' {key}="{escape(str(value))}"'
+        spelt = key.rstrip("_").replace("_", "-")
+        opening += f" {spelt}" if value is True else f' {spelt}="{escape(str(value))}"'
     if name in ("br", "col", "meta"):
         return Html(f"<{opening}>")
     return Html(f"<{opening}>{join(*children)}</{name}>")

@@ -186,11 +186,10 @@ def fit_closed_form(
     preparation = Preparation.fit(data, target)
     on = choose_device(device)
     predictor = SeriesPredictor(config, preparation, longest or data.max_length, on)
-    assert isinstance(predictor.model, ClosedFormModel)
-    x, lengths = preparation.inputs(data)
-    predictor.model.fit(
-        x.to(on), lengths.to(on), preparation.targets(data).to(on), seed=seed
-    ).eval()
+    model, (x, lengths) = predictor.model, preparation.inputs(data)
+    assert isinstance(model, ClosedFormModel)
+    model.fit(x.to(on), lengths.to(on), preparation.targets(data).to(on), seed=seed)
+    model.eval()
     return predictor
 
 
