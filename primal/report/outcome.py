@@ -44,9 +44,9 @@ def _beneath(run: Run) -> list[Html]:
         for name, number in run.result.get("metrics", {}).items()
         if name != run.result.get("metric")
     }
-    told = [f"{n.replace('/', ' ')} {v:.4g}" for n, v in others.items() if not math.isnan(v)]
-    if told:
-        lines.append(tag("p", " · ".join(told)))
+    rest = [f"{n.replace('/', ' ')} {v:.4g}" for n, v in others.items() if not math.isnan(v)]
+    if rest:
+        lines.append(tag("p", " · ".join(rest)))
     return lines
 
 
@@ -71,7 +71,7 @@ def _comparisons(run: Run, value: float) -> Html | None:
     axis = fit_axis([number for _, number, _ in rows], percent=run.metric == "accuracy")
     lines = [_comparison(run, *row, axis) for row in rows]
     better = "lower is better" if lower_is_better else "higher is better"
-    ends = tag("li", tag("span"), _ends(run, axis), tag("span"), class_="scale")
+    ends = tag("li", tag("span"), _ends(axis), tag("span"), class_="scale")
     head = tag("p", f"Beside others ({better})", class_="metric")
     return tag("div", head, tag("ol", *lines, ends, class_="others"))
 
@@ -88,7 +88,7 @@ def _comparison(run: Run, who: str, value: float, note: str, axis: Axis) -> Html
     )
 
 
-def _ends(run: Run, axis: Axis) -> Html:
+def _ends(axis: Axis) -> Html:
     ends = (tag("small", axis.text(end)) for end in (axis.low, axis.high))
     return tag("span", *ends, class_="ends")
 

@@ -24,13 +24,10 @@ def _classes(found: Predictions) -> Html:
     # A label that training never saw is right to show: it can only be wrong.
     names += sorted(set(found.labels) - set(names))
     counts = confusion_matrix(found.labels, found.predicted, labels=names).tolist()
-    scores = precision_recall_fscore_support(
+    *scores, cases = precision_recall_fscore_support(
         found.labels, found.predicted, labels=names, zero_division=0.0
     )
-    rows = [
-        (name, *map(float, row))
-        for name, *row in zip(names, *(s.tolist() for s in scores), strict=True)
-    ]
+    rows = list(zip(names, *(s.tolist() for s in scores), cases.tolist(), strict=True))
     note = f"{len(found)} test cases; shades are shares of a row"
     picture = matrix("Confusion matrix", counts, names, row_title="label", column_title="predicted")
     return tag(
@@ -55,18 +52,18 @@ def _confused(found: Predictions) -> Html | None:
     return tag("p", "Most often: ", *separated, ".")
 
 
-def _scores(rows: list[tuple[str, float, float, float, float]]) -> Html:
+def _scores(rows: list[tuple[str, float, float, float, int]]) -> Html:
     long = len(rows) > LONG
     if long:
         rows = sorted(rows, key=lambda row: row[3])
-    seen = [row for row in rows if row[4]]
-    mean = [sum(row[k] for row in seen) / max(1, len(seen)) for k in (1, 2, 3)]
+    seen = [row[1:4] for row in rows if row[4]]
+    mean = [sum(column) / len(seen) for column in zip(*seen, strict=True)]
     heads = ("class", "precision", "recall", "F1", "cases")
     lines = [
-        tag("tr", tag("th", name, scope="row"), *map(_score, row[:3]), tag("td", int(row[3])))
-        for name, *row in rows
+        tag("tr", tag("th", name, scope="row"), *map(_score, shares), tag("td", cases))
+        for name, *shares, cases in rows
     ]
-    total = sum(int(row[4]) for row in rows)
+    total = sum(row[4] for row in rows)
     foot = tag("tr", tag("th", "mean", scope="row"), *map(_score, mean), tag("td", total))
     table = tag(
         "table",

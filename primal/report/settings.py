@@ -42,12 +42,6 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _told(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_told(each) for each in value)
-    return (
-        {None: "–", True: "yes", False: "no"}.get(value, str(value))
-        if _plain(value)
-        else str(value)
-    )
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, bool)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)

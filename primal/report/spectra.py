@@ -28,7 +28,8 @@ def spectra(run: Run) -> Html | None:
             "p",
             "Attention of every kind stands for a kernel, tokens by tokens. Drawn is what part of "
             "the sum of its singular values the largest ones make up: the sooner a line is at the "
-            "top, the fewer directions the layer uses. Thin lines are heads, thick ones their mean.",
+            "top, the fewer directions the layer uses. Thin lines are heads, thick ones their "
+            "mean.",
         ),
         _legend(models),
         tag("div", *charts, class_="charts"),
