@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from primal.attention.softmax import SoftmaxAttention
     from primal.feature_maps import FeatureMap, feature_map
     from primal.functional import KSVDTerms, ksvd_objective, mask_from_lengths
+    from primal.integrations.aeon import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
     from primal.integrations.released import from_released
     from primal.ksvd import KSVD
     from primal.losses import with_ksvd
@@ -35,6 +36,7 @@ _HOMES = {
     "primal.attention.softmax": ("SoftmaxAttention",),
     "primal.feature_maps": ("FeatureMap", "feature_map"),
     "primal.functional": ("KSVDTerms", "ksvd_objective", "mask_from_lengths"),
+    "primal.integrations.aeon": ("PrimalTimeSeriesClassifier", "PrimalTimeSeriesRegressor"),
     "primal.integrations.released": ("from_released",),
     "primal.ksvd": ("KSVD",),
     "primal.losses": ("with_ksvd",),
@@ -56,6 +58,8 @@ __all__ = [
     "FromAnchors",
     "KSVDTerms",
     "PrimalAttention",
+    "PrimalTimeSeriesClassifier",
+    "PrimalTimeSeriesRegressor",
     "RobustAttention",
     "ScaledAttention",
     "SequenceClassifier",

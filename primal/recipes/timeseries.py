@@ -27,6 +27,7 @@ from primal.training import distributed
 from primal.training.loop import TrainingConfig
 from primal.training.run_folder import FolderError, RunFolder
 from primal.training.series import (
+    DEFAULT_TRAINING,
     Device,
     SeriesModelConfig,
     SeriesPredictor,
@@ -125,7 +126,7 @@ class TimeSeries(SeriesRecipe):
     """Train an encoder of time series by gradient descent."""
 
     model: SeriesModelConfig = field(default_factory=SeriesModelConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    training: TrainingConfig = DEFAULT_TRAINING
     validation: float = 0.0
     """Part of the training cases to hold out, measured after each epoch."""
     protocol: Literal["honest", "paper"] = "honest"
@@ -351,17 +352,9 @@ def _named(file: Path) -> Iterator[None]:
 
 # --- the recipes ---------------------------------------------------------------------------------
 
-DEFAULT_TRAINING = TrainingConfig(
-    epochs=60, batch_size=32, learning_rate=2e-3, weight_decay=0.02, average=0.99
-)
-
-
-def _own() -> TimeSeries:
-    return TimeSeries(training=DEFAULT_TRAINING)
-
 
 RECIPES: dict[str, Entry] = {
-    "timeseries": Entry(summary="your own file, an encoder: --data.path FILE", build=_own),
+    "timeseries": Entry(summary="your own file, an encoder: --data.path FILE", build=TimeSeries),
     "timeseries-closed-form": Entry(
         summary="your own file, in seconds, no gradient descent: --data.path FILE",
         build=ClosedForm,

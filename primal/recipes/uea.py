@@ -14,7 +14,7 @@ from primal.recipes.base import Entry
 from primal.recipes.cells import run_all, stored
 from primal.recipes.layout import Table, percent
 from primal.recipes.published import COLUMNS, SETTINGS, TABLE_1
-from primal.recipes.timeseries import DEFAULT_TRAINING, ClosedForm, SeriesConfig, TimeSeries
+from primal.recipes.timeseries import ClosedForm, SeriesConfig, TimeSeries
 from primal.training.loop import TrainingConfig
 from primal.training.series import Device, SeriesModelConfig
 
@@ -35,11 +35,7 @@ VALIDATION = 0.2  # of the training cases, under the honest protocol
 
 def default(name: str, *, twin: bool = True) -> TimeSeries:
     """Our own encoder: it trains in a minute on a laptop."""
-    return TimeSeries(
-        data=SeriesConfig(name=name),
-        training=DEFAULT_TRAINING,
-        twin=twin,
-    )
+    return TimeSeries(data=SeriesConfig(name=name), twin=twin)
 
 
 def closed_form(name: str) -> ClosedForm:

@@ -50,6 +50,10 @@ class SeriesModelConfig:
         )
 
 
+DEFAULT_TRAINING = TrainingConfig(
+    epochs=60, batch_size=32, learning_rate=2e-3, weight_decay=0.02, average=0.99
+)
+
 # How a saved predictor says which settings it was built from.
 KINDS: dict[str, type[SeriesModelConfig] | type[ClosedFormConfig]] = {
     "encoder": SeriesModelConfig,
