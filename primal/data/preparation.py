@@ -122,8 +122,9 @@ class Preparation:
         unknown = np.flatnonzero(known[index] != names)
         if len(unknown):
             raise DataError(
-                f"{data.where(unknown[0])}: a class of training is required, {_some(self.classes)}, "
-                f"got {str(names[unknown[0]])!r}; correct the label, or train with such cases."
+                f"{data.where(unknown[0])}: a class of training is required, "
+                f"{_some(self.classes)}, got {str(names[unknown[0]])!r}; correct the label, or "
+                "train with such cases."
             )
         return torch.from_numpy(index)
 

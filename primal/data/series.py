@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class SeriesSet:
 
     def subset(self, cases: Iterable[int]) -> SeriesSet:
         chosen = list(cases)
-        picked = {
+        picked: dict[str, Any] = {
             name: tuple(getattr(self, name)[i] for i in chosen)
             for name in ("values", "names", *_OPTIONAL)
             if getattr(self, name) is not None
@@ -88,7 +89,7 @@ def join(parts: Sequence[SeriesSet]) -> SeriesSet:
     targets = [part.targets for part in parts if part.targets is not None]
     one_file = len({part.source for part in parts}) == 1
 
-    def all_of(name: str) -> tuple | None:
+    def all_of(name: str) -> Any:
         if getattr(first, name) is None:
             return None
         return tuple(one for part in parts for one in getattr(part, name))

@@ -139,7 +139,9 @@ def _parquet_frames(table: _Table) -> Iterator[pd.DataFrame]:
                 yield frame
     except (pyarrow.ArrowException, OSError) as error:
         message = " ".join(str(error).split())
-        raise DataError(f"{table.path} is no readable Parquet ({message}); save it again.") from None
+        raise DataError(
+            f"{table.path} is no readable Parquet ({message}); save it again."
+        ) from None
 
 
 # --- from frames to cases -------------------------------------------------------------------------
@@ -259,10 +261,10 @@ class _Table:
         if (gaps <= 0).any():
             place = int(np.argmax(gaps <= 0))
             twice = gaps[place] == 0
+            given = "twice" if twice else f"after {column.iloc[place - 1]}"
             raise DataError(
                 f"{self.path}, row {frame.index[place]}: the times of a case must increase, got "
-                f"{column.iloc[place]} {'twice' if twice else 'after ' + str(column.iloc[place - 1])} "
-                f"in case {frame[self.columns.case].iloc[place]}; "
+                f"{column.iloc[place]} {given} in case {frame[self.columns.case].iloc[place]}; "
                 + ("keep one of the two rows." if twice else "sort each case by time.")
             )
         return times

@@ -1,11 +1,14 @@
-"""UEA .ts files, through aeon's reader: one line a case, "channel:channel:...:label"."""
+"""UEA .ts files: one line a case, "channel:channel:...:label", a channel's steps joined by commas.
+
+Parsed here, to the numbers that aeon's reader gives: that one holds the whole file in memory, and
+writes class names in small letters.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,54 +16,62 @@ from primal.data.lines import read_lines
 from primal.data.series import SeriesSet
 from primal.errors import DataError
 
-Load = Callable[[str], tuple[list[np.ndarray], np.ndarray]]
+CHARACTERS = 2**23  # parsed at a time: a few long cases, or many short ones
+
+
+class _Line(NamedTuple):
+    row: int
+    text: str
 
 
 def read_ts(path: Path, cases: int) -> Iterator[SeriesSet]:
-    """Read ``cases`` cases at a time."""
-    load = _aeon_reader()
+    """Read at most ``cases`` cases at a time."""
     lines = enumerate(read_lines(path), 1)
     labelled = _read_header(path, (line for _, line in lines))
-    data = ((row, line.strip()) for row, line in lines if line.strip())
-    channels, count = None, 0
-    with tempfile.TemporaryDirectory() as folder:
-        part = Path(folder, "part.ts")
-        while chunk := list(islice(data, cases)):
-            rows, texts = zip(*chunk, strict=True)
-            labels = None
+    filled = (_Line(row, line.strip()) for row, line in lines if line.strip())
+    channels, count = 0, 0
+    for chunk in _chunks(filled, cases):
+        values, labels = [], []
+        for line in chunk:
+            where = f"{path}, row {line.row}"
+            text = line.text
             if labelled:
-                pairs = [_cut_label(path, row, text) for row, text in chunk]
-                texts, labels = zip(*pairs, strict=True)
-            channels = channels or _channels(texts[0])
-            for row, text in zip(rows, texts, strict=True):
-                if _channels(text) != channels:
-                    raise DataError(
-                        f"{path}, row {row}: {channels} channels are required, as in the case "
-                        f"before it, got {_channels(text)}; every case needs the same channels."
-                    )
-            yield SeriesSet(
-                _parse(path, part, load, rows, texts),
-                None if labels is None else np.array(labels),
-                tuple(str(count + i) for i in range(len(rows))),
-                source=str(path),
-                rows=rows,
-            )
-            count += len(rows)
+                text, label = _cut_label(where, text)
+                labels.append(label)
+            case = _parse(where, text)
+            channels = channels or case.shape[1]
+            if case.shape[1] != channels:
+                raise DataError(
+                    f"{where}: {channels} channels are required, as in the case before it, got "
+                    f"{case.shape[1]}; every case needs the same channels."
+                )
+            values.append(case)
+        yield SeriesSet(
+            tuple(values),
+            np.array(labels) if labelled else None,
+            tuple(str(count + i) for i in range(len(values))),
+            source=str(path),
+            rows=tuple(line.row for line in chunk),
+        )
+        count += len(values)
 
 
-def _aeon_reader() -> Load:
-    try:
-        from aeon.datasets import load_from_ts_file
-    except ImportError:
-        raise DataError(
-            ".ts files are read by aeon, which is not installed: "
-            "pip install 'primal-attention[timeseries]'."
-        ) from None
-    return load_from_ts_file
+def _chunks(lines: Iterator[_Line], cases: int) -> Iterator[list[_Line]]:
+    chunk: list[_Line] = []
+    characters = 0
+    for line in lines:
+        chunk.append(line)
+        characters += len(line.text)
+        if len(chunk) == cases or characters > CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def _read_header(path: Path, lines: Iterator[str]) -> bool:
     """Read up to @data, and return whether a label ends each line."""
+    # aeon's reader, too, expects labels where the header is silent.
     flags = {"@classlabel": True, "@targetlabel": False, "@timestamps": False}
     for line in lines:
         tag, *rest = line.lower().split() or [""]
@@ -71,7 +82,6 @@ def _read_header(path: Path, lines: Iterator[str]) -> bool:
     else:
         raise DataError(f"{path} needs a line @data before its cases, got none; give a .ts file.")
     if flags["@timestamps"]:
-        # aeon drops the sign of negative numbers and every integer of such files.
         raise DataError(
             f"{path} has @timeStamps true, which is not supported; give a CSV file with the "
             "columns case, time, label and one for each channel."
@@ -79,63 +89,52 @@ def _read_header(path: Path, lines: Iterator[str]) -> bool:
     return flags["@classlabel"] or flags["@targetlabel"]
 
 
-def _cut_label(path: Path, row: int, line: str) -> tuple[str, str]:
-    """Cut the label off by hand: aeon's reader changes its letters."""
+def _cut_label(where: str, line: str) -> tuple[str, str]:
     values, colon, label = line.rpartition(":")
     label = label.strip()
     if not colon or "," in label:
         raise DataError(
-            f"{path}, row {row}: the line must end in a colon and the label; add them, or write "
+            f"{where}: the line must end in a colon and the label; add them, or write "
             "@classLabel false above if there are no labels."
         )
     if label in ("", "?"):
         raise DataError(
-            f"{path}, row {row}: the case has no label; fill it in, or write @classLabel false "
-            "above and leave out all labels of a file to predict."
+            f"{where}: the case has no label; fill it in, or write @classLabel false above and "
+            "leave out all labels of a file to predict."
         )
     return values, label
 
 
-def _channels(values: str) -> int:
-    return values.count(":") + 1
-
-
-def _parse(
-    path: Path, part: Path, load: Load, rows: tuple[int, ...], texts: tuple[str, ...]
-) -> tuple[np.ndarray, ...]:
-    header = "@equalLength false\n@univariate false\n@classLabel false\n@data\n"
-    part.write_text(header + "".join(f"{text}\n" for text in texts), encoding="utf-8")
+def _parse(where: str, text: str) -> np.ndarray:  # (time, channels)
+    channels = text.replace("?", "nan").split(":")
     try:
-        series, _ = load(str(part))
-    except Exception as error:  # aeon raises OSError, ValueError, IndexError, ...
-        for row, text in zip(rows, texts, strict=True):
-            _explain(f"{path}, row {row}", text)
-        message = " ".join(str(error).split())
-        raise DataError(
-            f"{path}, rows {rows[0]} to {rows[-1]}: aeon cannot read them ({message}); correct "
-            "them."
-        ) from None
-    return tuple(np.ascontiguousarray(one.T) for one in series)
+        steps = np.array([[float(cell) for cell in channel.split(",")] for channel in channels])
+    except ValueError:  # not a number, or channels of different lengths
+        raise _explained(where, text) from None
+    return np.ascontiguousarray(steps.T)
 
 
-def _explain(where: str, text: str) -> None:
-    """Raise an error with what is wrong with a case, if it is this one."""
+def _explained(where: str, text: str) -> DataError:
+    """Return what is wrong with a case that is no table of numbers."""
     length = None
     for number, channel in enumerate(text.split(":"), 1):
         if not channel.strip():
-            raise DataError(f"{where}: channel {number} is empty; give it values, or drop the case.")
+            return DataError(
+                f"{where}: channel {number} is empty; give it values, or drop the case."
+            )
         cells = [cell.strip() for cell in channel.split(",")]
         for place, cell in enumerate(cells, 1):
             try:
                 float(cell.replace("?", "nan"))
             except ValueError:
-                raise DataError(
+                return DataError(
                     f"{where}, channel {number}, step {place}: a number is required, got {cell!r}; "
                     "correct it, or write ? if it is missing."
-                ) from None
+                )
         length = length or len(cells)
         if len(cells) != length:
-            raise DataError(
+            return DataError(
                 f"{where}: channel {number} needs {length} values, as channel 1 has, got "
                 f"{len(cells)}; write ? for a missing one."
             )
+    raise AssertionError("a case of numbers in channels of one length is a table")
