@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -23,6 +21,9 @@ class CheckpointError(ValueError):
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Write, or leave what was there before: a half-written file never has the name."""
+    from safetensors import SafetensorError  # training without a folder needs no such package
+    from safetensors.torch import save_file
+
     kept = {name: _own(tensor) for name, tensor in tensors.items()}
     text = json.dumps(state)
     temporary = path.with_name(path.name + ".part")
@@ -35,9 +36,9 @@ def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) ->
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        kept_one = (
-            f"the last good one, {path}, is kept" if path.exists() else "there is none before it"
-        )
+        # Path.exists raises where a folder may not be looked into.
+        there = os.path.exists(path)
+        kept_one = f"the last good one, {path}, is kept" if there else "there is none before it"
         raise CheckpointError(
             f"the checkpoint {path} could not be written ({error}); {kept_one}; make room or give "
             "another folder, then resume."
@@ -46,6 +47,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) ->
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``save`` wrote, or say what is wrong with it."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
@@ -54,13 +57,14 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path} does not exist; give the folder of a run.") from None
     except (OSError, SafetensorError) as error:
         raise _damaged(path, f"it cannot be read: {error}") from None
-    text = metadata.get("state", "")
-    if _checksum(tensors, text) != metadata.get("sha256"):
+    if not metadata.keys() >= {"state", "sha256"}:
+        raise CheckpointError(
+            f"{path} was not written by this library, whose files hold a state and its checksum; "
+            "give the folder of a run."
+        )
+    if _checksum(tensors, metadata["state"]) != metadata["sha256"]:
         raise _damaged(path, "its checksum does not fit its content")
-    try:
-        return tensors, json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _damaged(path, f"its state is no JSON: {error}") from None
+    return tensors, json.loads(metadata["state"])
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
@@ -88,5 +92,5 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -25,6 +25,9 @@ from primal.training.checkpoint import CheckpointError
 from primal.training.graphs import Recorder
 from primal.training.optimizers import Average, Optimizer
 from primal.training.run_folder import FolderError, RunFolder
+from primal.training.tally import SampleLosses, Tally
+
+__all__ = ["Diverged", "Interrupted", "Problem", "SampleLosses", "Shown", "TrainingConfig", "train"]
 
 SHOW_SECONDS = 0.2  # between two looks at the losses, for each of which a GPU must be waited for
 AGREE_STEPS = 16  # between two exchanges of wishes, where each makes the host wait for its GPU
@@ -88,14 +91,6 @@ class TrainingConfig:
             part = max(0.0, (step - rising) / max(1, steps - rising))
             factor *= 0.5 * (1 + math.cos(math.pi * part))
         return self.learning_rate * factor
-
-
-class SampleLosses(NamedTuple):
-    """What a batch costs, per sample."""
-
-    task: Tensor  # (B,)
-    ksvd: Tensor  # (B, layers), J² of each primal layer; of width 0 without such layers
-    score: Tensor  # (B,), what to show: 1 where right, or the error
 
 
 class Problem(NamedTuple):
@@ -179,11 +174,7 @@ class _Loop:
         self.average = Average(self.parameters, config.average) if config.average else None
         self.best: list[Tensor] | None = None
         self.best_value = -math.inf
-        # On the device: sums over the epoch, steps done, the first bad one and its cases.
-        self.totals: Tensor | None = None  # task, score, samples, then J² of each layer
-        self.steps = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.bad_step = torch.full((), -1, device=self.device)
-        self.bad_cases = torch.zeros(problem.examples, dtype=torch.bool, device=self.device)
+        self.tally = Tally(problem.examples, self.device)
         self.per_epoch = -(-problem.examples // config.batch_size)
         self.epoch, self.position = 1, 0
         self.rows: list[dict[str, Any]] = []
@@ -265,39 +256,30 @@ class _Loop:
         low = self.config.precision == "bfloat16"
         precision = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         with precision if low else nullcontext():
-            task, ksvd, score = self.problem.losses(self.model, batch)
-        each = task
-        if ksvd.shape[1]:
-            each = task + self.config.objective_weight * ksvd.mean(1)
-        (weight * each.sum()).backward()
+            found = self.problem.losses(self.model, batch)
+        losses = found.task
+        if found.ksvd.shape[1]:
+            losses = losses + self.config.objective_weight * found.ksvd.mean(1)
+        (weight * losses.sum()).backward()
         with torch.no_grad():
-            sums = torch.cat(
-                [torch.stack([task, score, torch.ones_like(task)]).sum(1), ksvd.sum(0)]
-            )
-            sums = sums if weight else torch.zeros_like(sums)
+            sums = found.sums() if weight else torch.zeros_like(found.sums())
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             distributed.add_up([*gradients, sums])
-            checked = sums
-            if self.config.clip is not None:
-                norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
-                checked = torch.cat([sums, norm[None]])
+            clip, norm = self.config.clip, None
+            if clip is not None:
+                norm = nn.utils.clip_grad_norm_(self.parameters, clip)
             self.optimizer.step()
             if self.average is not None:
-                self.average.update(self.steps)
-            self.totals = torch.zeros_like(sums).double() if self.totals is None else self.totals
-            self.totals += sums
-            first = ~torch.isfinite(checked).all() & (self.bad_step < 0)
-            self.bad_step.copy_(torch.where(first, self.steps, self.bad_step))
-            self.bad_cases[index] = self.bad_cases[index] | (first & ~torch.isfinite(each))
-            self.steps += 1
+                self.average.update(self.tally.steps)
+            self.tally.add(index, losses, sums, norm)
 
     def _check_loss(self) -> None:
-        bad = int(self.bad_step)
+        bad = int(self.tally.bad_step)
         if bad < 0:
             return
         position = bad % self.per_epoch
         batch = self._order().split(self.config.batch_size)[position]
-        found = self.bad_cases[batch]
+        found = self.tally.bad_examples[batch]
         names = [self.problem.name(i) for i in (batch[found] if found.any() else batch).tolist()]
         raise Diverged(
             f"the loss or its gradient is not a finite number at step {bad + 1}, batch "
@@ -306,18 +288,12 @@ class _Loop:
             "--training.learning-rate, or --training.objective-weight."
         )
 
-    def _means(self) -> tuple[float, float, list[float]]:
-        """Return the epoch's loss, score, and J² of each layer so far."""
-        assert self.totals is not None
-        task, score, samples, *ksvd = self.totals.tolist()
-        return task / samples, score / samples, [value / samples for value in ksvd]
-
     def _show(self, watch: Watcher, rate: float) -> None:
-        loss, score, ksvd = self._means()
+        means = self.tally.means()
         shown = Shown(
-            loss=loss,
-            ksvd=_mean(ksvd),
-            score=score,
+            loss=means.loss,
+            ksvd=means.objective,
+            score=means.score,
             samples_per_second=rate * self.config.batch_size,
             seconds_left=(self.config.epochs * self.per_epoch - self._done) / rate,
         )
@@ -327,19 +303,18 @@ class _Loop:
 
     def _close_epoch(self) -> None:
         self._check_loss()
-        loss, score, ksvd = self._means()
-        assert self.totals is not None
-        self.totals.zero_()
+        means = self.tally.means()
+        self.tally.begin_epoch()
         distributed.copy_first(self.buffers)
         with self._evaluated():
             measured = self.problem.evaluate(self.model)
         self._select(measured)
         row = {
             "epoch": self.epoch,
-            "train/loss": loss,
-            "train/ksvd": _mean(ksvd),
-            **{f"train/ksvd/{layer}": value for layer, value in enumerate(ksvd, start=1)},
-            "train/score": score,
+            "train/loss": means.loss,
+            "train/ksvd": means.objective,
+            **{f"train/ksvd/{layer}": value for layer, value in enumerate(means.ksvd, start=1)},
+            "train/score": means.score,
             **measured,
             "seconds": round(time.monotonic() - self.started, 3),
         }
@@ -400,8 +375,8 @@ class _Loop:
         tensors |= {f"optimizer/{name}": t for name, t in self.optimizer.state().items()}
         lists = {"average": self.average.weights if self.average else [], "best": self.best or []}
         tensors |= {f"{key}/{i}": t for key, listed in lists.items() for i, t in enumerate(listed)}
-        if self.totals is not None:
-            tensors["totals/"] = self.totals
+        if self.tally.sums is not None:
+            tensors["tally/"] = self.tally.sums
         state = {
             "settings": self._settings(),
             "epoch": self.epoch,
@@ -425,10 +400,10 @@ class _Loop:
             self.average.weights = self._listed(groups["average"])
         if "best" in groups:
             self.best, self.best_value = self._listed(groups["best"]), state["best_value"]
-        if "totals" in groups:
-            self.totals = groups["totals"][""].to(self.device, copy=True)
+        if "tally" in groups:
+            self.tally.sums = groups["tally"][""].to(self.device, copy=True)
         self.epoch, self.position = state["epoch"], state["position"]
-        self.steps.fill_(self._done)
+        self.tally.steps.fill_(self._done)
         self.rows = state["rows"]
         self.started = time.monotonic() - state["seconds"]
 
@@ -462,7 +437,7 @@ class _Loop:
     def listening(self) -> Iterator[None]:
         """Let Ctrl-C and SIGTERM end the run after its step, saved; a second Ctrl-C ends it now."""
 
-        def note(number: int, frame: FrameType | None) -> None:
+        def note(number: int, _: FrameType | None) -> None:
             # torchrun passes on what its processes got already: there, more than one says no more.
             if number == self.signal == signal.SIGINT and distributed.size() == 1:
                 raise KeyboardInterrupt
@@ -477,10 +452,6 @@ class _Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / max(1, len(values))
 
 
 def _seed(*parts: object) -> int:

@@ -17,7 +17,8 @@ class Optimizer:
     """AdamW, Adam, or RAdam, which is Adam at a rectified rate."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], name: Name, weight_decay: float) -> None:
-        self.parameters, self.name = list(parameters), name
+        self.parameters: list[Tensor] = list(parameters)
+        self.name = name
         device = self.parameters[0].device
         # A graph that was recorded reads the rate from where it was.
         self._rate = torch.zeros((), device=device) if device.type == "cuda" else None
@@ -36,7 +37,7 @@ class Optimizer:
             capturable=self._rate is not None,
         )
         # The steps before a recording are no mistake to warn about.
-        self.adam._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+        self.adam._warned_capturable_if_run_uncaptured = True
 
     def prepare(self, rate: float, number: int) -> None:
         """Set the rate of step ``number``, counted from 1."""
@@ -98,7 +99,8 @@ class Average:
     """A running average of the weights: at first a plain mean, so that the start soon fades."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
-        self.parameters, self.decay = list(parameters), decay
+        self.parameters: list[Tensor] = list(parameters)
+        self.decay = decay
         self.weights = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
