@@ -15,8 +15,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from aeon.classification.base import BaseClassifier
-from aeon.regression.base import BaseRegressor
 from sklearn.utils import check_random_state
 
 from primal.data.preparation import Target
@@ -34,6 +32,14 @@ from primal.training.series import (
     fit_closed_form,
     fit_series,
 )
+
+try:
+    from aeon.classification.base import BaseClassifier
+    from aeon.regression.base import BaseRegressor
+except ImportError as error:
+    raise ImportError(
+        "the estimators of series need aeon: pip install 'primal-attention[timeseries]'."
+    ) from error
 
 Model = ClosedFormConfig | SeriesModelConfig
 Series = np.ndarray | list[np.ndarray]  # (cases, channels, time), or (channels, time) each
