@@ -1,4 +1,8 @@
-"""numpy files, .npy and .npz, read some cases at a time; nothing in them is ever unpickled."""
+"""numpy files, .npy and .npz, read some cases at a time; nothing in them is ever unpickled.
+
+A .npz holds X (cases, channels, time) and, each optional, y, names and lengths (cases,). NaN is a
+missing value. Series of unequal length end in NaN, or lengths says where they end.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -15,14 +19,43 @@ from primal.data.series import SeriesSet, as_names
 from primal.errors import DataError
 
 SAVE = "save it with np.savez(path, X=X, y=y)"
+NUMBERS = 2**22  # read at a time: a few long cases, or many short ones
+
+
+class _Sides(NamedTuple):
+    """What a .npz may say of each case, beside its series."""
+
+    y: np.ndarray | None = None
+    names: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+
+
+def save(data: SeriesSet, path: str | Path) -> None:
+    """Write a .npz from which the same values, labels, names and lengths are read.
+
+    Channels are known by their order alone.
+    """
+    if data.times is not None:
+        raise ValueError(
+            "a .npz holds series of regular steps, got some with times; write CSV or Parquet."
+        )
+    dtype = np.result_type(np.float32, *{values.dtype for values in data.values})
+    stacked = np.full((len(data), data.channels, data.max_length), np.nan, dtype)
+    for case, values in enumerate(data.values):
+        stacked[case, :, : len(values)] = values.T
+    sides = {"names": np.array(data.names), "lengths": data.lengths}
+    if data.targets is not None:
+        numeric = data.targets.dtype.kind in "iuf"
+        sides["y"] = data.targets if numeric else data.targets.astype(str)
+    np.savez_compressed(path, X=stacked, **sides)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path, cases: int) -> Iterator[SeriesSet]:
-    """Read .npy, X (cases, channels, time), or .npz of X and, optional, y and lengths (cases,)."""
+    """Read at most ``cases`` cases at a time; a .npy is X alone."""
     try:
         if path.suffix.lower() == ".npy":
             with path.open("rb") as file:
-                yield from _sets(path, file, None, None, cases)
+                yield from _sets(path, file, _Sides(), cases)
             return
         with zipfile.ZipFile(path) as archive:
             names = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
@@ -31,23 +64,20 @@ def read_arrays(path: Path, cases: int) -> Iterator[SeriesSet]:
                     f"{path} needs an array X (cases, channels, time), got "
                     f"{', '.join(names) or 'none'}; {SAVE}."
                 )
-            labels, lengths = (
-                _read_whole(path, archive, name) if name in names else None
-                for name in ("y", "lengths")
+            sides = _Sides(
+                *(
+                    _read_whole(path, archive, name) if name in names else None
+                    for name in _Sides._fields
+                )
             )
             with archive.open("X.npy") as file:
-                yield from _sets(path, file, labels, lengths, cases)
-    except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+                yield from _sets(path, file, sides, cases)
+    # A RuntimeError is zipfile's word for an archive that is locked, or packed in a foreign way.
+    except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; save or copy it again.") from None
 
 
-def _sets(
-    path: Path,
-    file: IO[bytes],
-    labels: np.ndarray | None,
-    lengths: np.ndarray | None,
-    cases: int,
-) -> Iterator[SeriesSet]:
+def _sets(path: Path, file: IO[bytes], sides: _Sides, cases: int) -> Iterator[SeriesSet]:
     shape, transposed, dtype = _header(path, "X", file)
     if len(shape) != 3 or dtype.kind not in "iuf":
         raise DataError(
@@ -55,27 +85,40 @@ def _sets(
             "a univariate set needs X[:, None, :]."
         )
     count, channels, longest = shape
-    if count and not (channels and longest):
+    if not count:
+        return
+    if not (channels and longest):
         raise DataError(f"{path}: X {shape} has empty cases; give each a channel and a time step.")
-    names = None if labels is None else as_names(labels)
-    _check_sides(path, names, lengths, count, longest)
-    chunks = _rows(path, file, shape, dtype, cases)
+    _check_sides(path, sides, count, longest)
+    labels = None if sides.y is None else _labels(path, sides.y)
+    cases = max(1, min(cases, NUMBERS // (channels * longest)))
+    chunks: Iterator[np.ndarray]
     if transposed:  # in Fortran's order the cases do not follow each other: all are read at once
         whole = next(_rows(path, file, shape[::-1], dtype, longest)).transpose()
-        chunks = (whole[start : start + cases] for start in range(0, count, cases))
-    start = 0
+        chunks = iter([whole[start : start + cases] for start in range(0, count, cases)])
+    else:
+        chunks = _rows(path, file, shape, dtype, cases)
+    stop = 0
     for chunk in chunks:
-        stop = start + len(chunk)
+        start, stop = stop, stop + len(chunk)
         if dtype not in (np.float32, np.float64):
             chunk = chunk.astype(np.float64)  # noqa: PLW2901
-        ends = [longest] * len(chunk) if lengths is None else lengths[start:stop].tolist()
+        ends = _ends(chunk) if sides.lengths is None else sides.lengths[start:stop]
         yield SeriesSet(
-            tuple(one.T[:end] for one, end in zip(chunk, ends, strict=True)),
-            None if names is None else names[start:stop],
-            tuple(str(case) for case in range(start, stop)),
+            tuple(one.T[:end] for one, end in zip(chunk, ends.tolist(), strict=True)),
+            None if labels is None else labels[start:stop],
+            tuple(map(str, range(start, stop)))
+            if sides.names is None
+            else tuple(as_names(sides.names[start:stop]).tolist()),
             source=str(path),
         )
-        start = stop
+
+
+def _ends(chunk: np.ndarray) -> np.ndarray:  # (cases, channels, time) -> (cases,)
+    """Return where each case's last known value is; a case of none is left one step."""
+    known = ~np.isnan(chunk).all(axis=1)
+    ends = chunk.shape[2] - known[:, ::-1].argmax(axis=1)
+    return np.where(known.any(axis=1), ends, 1)
 
 
 def _header(path: Path, name: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -116,24 +159,26 @@ def _rows(
         if len(content) != rows * size:
             raise DataError(f"{path} ends before its array does; save or copy it again.")
         yield np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+    file.read(1)  # at its end a .npz compares its checksum
 
 
-def _check_sides(
-    path: Path,
-    names: np.ndarray | None,
-    lengths: np.ndarray | None,
-    count: int,
-    longest: int,
-) -> None:
-    for what, array in (("y", names), ("lengths", lengths)):
+def _labels(path: Path, y: np.ndarray) -> np.ndarray:
+    labels = as_names(y)
+    absent = np.isin(labels, ("", "nan"))
+    if absent.any():
+        case = int(np.argmax(absent))
+        raise DataError(f"{path}, case {case} has no label; fill it in, or save X alone.")
+    return labels
+
+
+def _check_sides(path: Path, sides: _Sides, count: int, longest: int) -> None:
+    for what, array in sides._asdict().items():
         if array is not None and len(array) != count:
             raise DataError(
                 f"{path}: {what} needs one entry for each of {count} cases, got {len(array)}; "
                 f"{SAVE} of the same cases."
             )
-    if names is not None and np.isin(names, ("", "nan")).any():
-        case = int(np.argmax(np.isin(names, ("", "nan"))))
-        raise DataError(f"{path}, case {case} has no label; fill it in, or save X alone.")
+    lengths = sides.lengths
     if lengths is None:
         return
     if lengths.dtype.kind not in "iu":

@@ -38,7 +38,7 @@ def load(name: str, root: str | Path | None = None, *, download: bool = False) -
         raise DataError(
             f"{name} is not on this machine (looked in {', '.join(map(str, _folders(root)))}); "
             f"get {name}_TRAIN.ts and {name}_TEST.ts from {WHERE} and give their folder as "
-            "--data.root or PRIMAL_DATA, or pass --data.download True."
+            "--data.root or PRIMAL_DATA, or pass --data.download."
         )
     return _download(name)
 
@@ -47,7 +47,7 @@ def find(name: str, part: str, root: str | Path | None = None) -> Path | None:
     """Return where a set's TRAIN or TEST file is, if it is on this machine."""
     for folder in _folders(root):
         for inner in (folder / name, folder, folder / "uea" / name):
-            for suffix in (".ts", ".ts.xz"):
+            for suffix in (".ts", ".ts.gz", ".ts.xz", ".npz"):
                 path = inner / f"{name}_{part}{suffix}"
                 if path.is_file():
                     return path
