@@ -159,7 +159,6 @@ def _rows(
         if len(content) != rows * size:
             raise DataError(f"{path} ends before its array does; save or copy it again.")
         yield np.frombuffer(content, dtype).reshape(rows, *shape[1:])
-    file.read(1)  # at its end a .npz compares its checksum
 
 
 def _labels(path: Path, y: np.ndarray) -> np.ndarray:
