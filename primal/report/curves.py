@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from primal.report.html import Html, tag
 from primal.report.run import Run, as_number
@@ -19,13 +20,14 @@ def learning_curves(run: Run) -> Html | None:
 
 
 def _loss(run: Run) -> Html | None:
-    return _chart(run, "Loss", _sets(run, "loss"))
+    note = "cross-entropy" if run.classifies else "squared error, of the standardised target"
+    return _chart(run, "Loss", _sets(run, "loss"), f"{note}, mean of the cases")
 
 
 def _score(run: Run) -> Html | None:
     if run.classifies:
         lines = _sets(run, "accuracy", {"train": "train/score"})
-        return _chart(run, "Accuracy", lines, percent=True)
+        return _chart(run, "Accuracy", lines, "share of the cases that are right", percent=True)
     lines = _sets(run, "error")
     if lines:
         return _chart(run, "Error", lines, "root mean square, in the target's unit")
@@ -47,7 +49,7 @@ def _objective(run: Run) -> Html | None:
     lines = [_labelled(line) if i in told else line for i, line in enumerate(lines)]
     if len(lines) < 2:
         lines = [Line("mean of the layers", _points(run, "train/ksvd"))]
-    return _chart(run, "KSVD objective J²", lines, "per primal layer", log=True)
+    return _chart(run, "KSVD objective", lines, "J² of each primal layer", log=True)
 
 
 def _chart(
@@ -67,7 +69,7 @@ def _chart(
     if log:  # zero has no place on a logarithmic axis
         lines = [_without_zeros(line) for line in lines]
     last = max(int(row["epoch"]) for row in run.metrics)
-    x = Axis(1, last) if last > 1 else Axis(0, 2)
+    x = Axis(1, last, whole=True) if last > 1 else Axis(0, 2, whole=True)
     y = fit_axis(positive if log else values, log=log, percent=percent)
     notes = [part for part in (note, "log scale" if log else "") if part]
     kept = _kept(run)
@@ -89,6 +91,9 @@ def _sets(run: Run, what: str, others: Mapping[str, str] | None = None) -> list[
         points = _points(run, (others or {}).get(name, f"{name}/{what}"))
         if any(math.isfinite(y) for _, y in points):
             lines.append(Line(name, points, colour, label=name))
+        elif math.isfinite(once := as_number(run.result.get("metrics", {}).get(f"{name}/{what}"))):
+            end = float(run.metrics[-1]["epoch"])
+            lines.append(Line(f"{name}, once", [(end, once)], colour, label=name))
     return lines
 
 
@@ -111,12 +116,12 @@ def _kept(run: Run) -> float | None:
 
 
 def _labelled(line: Line) -> Line:
-    return Line(line.name, line.points, line.colour, label=line.name)
+    return replace(line, label=line.name)
 
 
 def _without_zeros(line: Line) -> Line:
     points = [(x, y if y > 0 else math.nan) for x, y in line.points]
-    return Line(line.name, points, line.colour, line.thin, line.dashed, line.label)
+    return replace(line, points=points)
 
 
 def _ramp(i: int, count: int) -> str:

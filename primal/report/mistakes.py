@@ -6,26 +6,27 @@ from typing import Any
 
 from primal.report.html import Html, join, tag
 from primal.report.run import Run, as_number
-from primal.report.svg import Line, Point, shorten, sparkline, thin_out
+from primal.report.svg import Line, lanes, shorten, thin_out
 
-CASES, CHANNELS, POINTS = 12, 12, 700  # points of a case: what keeps the page light
-COLOURS = ("var(--a)", "var(--b)", "var(--c)")
+CASES, CHANNELS, POINTS = 12, 12, 900  # points of a case: what keeps the page light
+RUG = 150  # observations from which marking each would be a bar
 
 
 def mistakes(run: Run) -> Html | None:
     shown = run.mistakes[:CASES]
     if not shown:
         return None
-    by = "Largest errors first" if not run.classifies else "Surest first"
-    drawn = "each channel drawn on its own scale" if _several(shown) else ""
-    note = "; ".join(
-        part for part in (f"{by}: what the label says → what was predicted", drawn) if part
+    told = "What the label says → what was predicted, "
+    told += (
+        "with the probability given to it; surest first. " if run.classifies else "worst first. "
     )
-    return join(tag("p", note + "."), tag("div", *(_card(case) for case in shown), class_="cards"))
-
-
-def _several(cases: list[dict[str, Any]]) -> bool:
-    return any(len(case.get("values") or ()) > 1 for case in cases)
+    if any(len(_moving(case)) > 1 for case in shown):
+        told += "Each channel has a lane of its own, the first on top, on its own scale. "
+    if any(case.get("times") for case in shown):
+        told += "Ticks under a series are the times of its observations. "
+    if any(as_number(v) != as_number(v) for case in shown for c in _values(case) for v in c):
+        told += "Gaps are missing values. "
+    return join(tag("p", told.strip()), tag("div", *map(_card, shown), class_="cards"))
 
 
 def _card(case: dict[str, Any]) -> Html:
@@ -37,40 +38,39 @@ def _card(case: dict[str, Any]) -> Html:
         tag("b", shorten(str(case["predicted"]), 40), class_="wrong"),
         None if math.isnan(sure) else tag("span", f" {100 * sure:.0f} %"),
     )
-    channels, of = _channels(case), len(case.get("values") or ())
+    moving, of = _moving(case), len(_values(case))
     told = f"case {shorten(str(case['case']), 40)}"
-    told += f", {len(channels)} of {of} channels" if len(channels) < of else ""
-    picture = sparkline(told, channels) if channels else None
-    return tag("article", title, picture, tag("small", told))
+    if len(moving) > CHANNELS:
+        told += f", the first {CHANNELS} of {of} channels"
+    return tag("article", title, *_picture(case, told), tag("small", told))
 
 
-def _channels(case: dict[str, Any]) -> list[Line]:
-    """Return the channels that move most, each scaled by its own mean and deviation."""
-    values = case.get("values") or []
-    times = case.get("times") or list(range(max(map(len, values), default=0)))
-    scaled = [(i, _scaled([as_number(v) for v in channel])) for i, channel in enumerate(values)]
-    moving = [(i, channel) for i, channel in scaled if any(map(math.isfinite, channel))]
-    moving = moving[:CHANNELS]
-    limit = max(40, POINTS // max(1, len(moving)))
-    return [
-        Line(
-            f"channel {i + 1}",
-            thin_out(_points(times, channel), limit),
-            COLOURS[n % len(COLOURS)],
-            thin=len(moving) > len(COLOURS),
-        )
-        for n, (i, channel) in enumerate(moving)
+def _picture(case: dict[str, Any], told: str) -> list[Html]:
+    channels, given = dict(list(_moving(case).items())[:CHANNELS]), case.get("times")
+    if not channels:
+        return []
+    steps = max(map(len, channels.values()))
+    times = [float(time) for time in given] if given else [float(i) for i in range(steps)]
+    limit = max(60, POINTS // len(channels))
+    lines = [
+        Line(f"channel {i + 1}", thin_out(list(zip(times, channel, strict=False)), limit))
+        for i, channel in channels.items()
     ]
+    rug = times if given and len(times) <= RUG else ()
+    return [lanes(f"{told}: the series over time", lines, rug), _axis(times, given)]
 
 
-def _points(times: Sequence[float], channel: Sequence[float]) -> list[Point]:
-    return [(float(t), v) for t, v in zip(times, channel, strict=False)]
+def _axis(times: Sequence[float], given: object) -> Html:
+    low, high = (f"{time:.6g}".replace("-", "−") for time in (min(times), max(times)))
+    ends = (low, "time" if given else "time step", high)
+    return tag("div", *(tag("small", end) for end in ends), class_="ends")
 
 
-def _scaled(channel: list[float]) -> list[float]:
-    known = [v for v in channel if math.isfinite(v)]
-    if not known:
-        return channel
-    mean = sum(known) / len(known)
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in known) / len(known))
-    return [(v - mean) / (deviation or 1.0) for v in channel]
+def _values(case: dict[str, Any]) -> Sequence[Sequence[object]]:
+    return case.get("values") or []
+
+
+def _moving(case: dict[str, Any]) -> dict[int, list[float]]:
+    """Return the channels that have a value anywhere, by their number."""
+    channels = {i: [as_number(v) for v in channel] for i, channel in enumerate(_values(case))}
+    return {i: channel for i, channel in channels.items() if any(map(math.isfinite, channel))}

@@ -2,34 +2,43 @@
 
 import math
 
-from primal.report.html import Html, join, tag
+from primal.report.html import Html, tag
 from primal.report.run import Run, as_number
 from primal.report.svg import Axis, fit_axis
 
 PROTOCOLS = {
-    "honest": "The test set was used once, after training, and for no choice.",
+    "honest": "the test set was used once, after training, and for no choice.",
     "paper": (
-        "The epoch with the best test result is reported, as in the paper: an optimistic number, "
+        "the epoch with the best test result is reported, as in the paper: an optimistic number, "
         "since the test set chose the epoch."
     ),
 }
+OURS = "This run"
+SETS = ("train", "validation", "test")  # what else stands before a metric's name is a rule's name
 
 
-def outcome(run: Run) -> Html | None:
-    if not run.result:
-        return tag("p", "This run has not finished: there is no result yet.", class_="lead")
-    value, what = as_number(run.result.get("value")), run.result.get("metric", run.metric)
+def outcome(run: Run) -> Html:
+    value = as_number(run.result.get("value"))
+    if math.isnan(value):
+        return tag("p", _without_number(run), class_="lead")
     number = tag(
         "div",
-        tag("p", str(what).replace("/", " "), class_="metric"),
+        tag("p", str(run.result.get("metric", run.metric)).replace("/", " "), class_="metric"),
         tag("p", run.show(value), class_="big"),
         *_beneath(run),
+        tag("p", _how(run), class_="lead"),
         class_="number",
     )
-    return join(
-        tag("div", number, _comparisons(run, value), class_="result"),
-        tag("p", _how(run), class_="lead"),
-    )
+    return tag("div", number, _comparisons(run, value), class_="result")
+
+
+def _without_number(run: Run) -> str:
+    epochs = run.metrics[-1]["epoch"] if run.metrics else 0
+    if run.result:
+        return f"{_trained(run)}There was nothing to measure on, so there is no result to show."
+    of = run.recipe.get("training", {}).get("epochs")
+    stands = f" It stands after epoch {epochs}{f' of {of}' if of else ''}." if epochs else ""
+    return f"This run has not finished.{stands} Go on with --resume auto."
 
 
 def _beneath(run: Run) -> list[Html]:
@@ -39,12 +48,12 @@ def _beneath(run: Run) -> list[Html]:
         low, high = wilson(predictions.right, len(predictions))
         told = f"{predictions.right} of {len(predictions)} test cases"
         lines.append(tag("p", f"{told}; 95 % interval {100 * low:.1f} to {100 * high:.1f} %"))
-    others = {
-        name: as_number(number)
-        for name, number in run.result.get("metrics", {}).items()
-        if name != run.result.get("metric")
-    }
-    rest = [f"{n.replace('/', ' ')} {v:.4g}" for n, v in others.items() if not math.isnan(v)]
+    rest = [
+        f"{name.replace('/', ' ')} {number:.4g}"
+        for name, given in run.result.get("metrics", {}).items()
+        if name.partition("/")[0] in SETS and name != run.result.get("metric")
+        if not math.isnan(number := as_number(given))
+    ]
     if rest:
         lines.append(tag("p", " · ".join(rest)))
     return lines
@@ -59,38 +68,56 @@ def wilson(right: int, cases: int) -> tuple[float, float]:
 
 
 def _comparisons(run: Run, value: float) -> Html | None:
-    given = run.result.get("comparisons", [])
-    rows = [(str(o["who"]), as_number(o["value"]), str(o.get("note") or "")) for o in given]
-    rows = [row for row in rows if not math.isnan(row[1])]
+    rows = [
+        (str(other["who"]), number, str(other.get("note") or ""))
+        for other in run.result.get("comparisons", [])
+        if not math.isnan(number := as_number(other.get("value")))
+    ]
+    rows += [(name, number, "a simple rule, on the same test data") for name, number in _rules(run)]
     if not rows:
         return None
-    if not math.isnan(value):
-        rows.append(("This run", value, _protocol(run)))
-    lower_is_better = run.metric != "accuracy"
-    rows.sort(key=lambda row: row[1] if lower_is_better else -row[1])
-    axis = fit_axis([number for _, number, _ in rows], percent=run.metric == "accuracy")
-    lines = [_comparison(run, *row, axis) for row in rows]
-    better = "lower is better" if lower_is_better else "higher is better"
-    ends = tag("li", tag("span"), _ends(axis), tag("span"), class_="scale")
-    head = tag("p", f"Beside others ({better})", class_="metric")
-    return tag("div", head, tag("ol", *lines, ends, class_="others"))
-
-
-def _comparison(run: Run, who: str, value: float, note: str, axis: Axis) -> Html:
-    ours = who == "This run"
-    dot = tag("i", style=f"left:{100 * axis.at(value):.1f}%")
+    rows.append((OURS, value, _protocol(run)))
+    higher = run.metric == "accuracy"
+    rows.sort(key=lambda row: -row[1] if higher else row[1])
+    axis = fit_axis([number for _, number, _ in rows], percent=higher, steps=3)
+    notes: dict[str, list[str]] = {}
+    for who, _, note in rows:
+        notes.setdefault(note, []).append(who)
     return tag(
-        "li",
-        tag("span", who, tag("small", note) if note else None),
-        tag("span", dot, class_="track"),
-        tag("b", run.show(value)),
-        class_="ours" if ours else None,
+        "div",
+        tag("p", f"Beside others ({'higher' if higher else 'lower'} is better)", class_="metric"),
+        tag(
+            "ol", *(_comparison(run, *row[:2], axis) for row in rows), _ends(axis), class_="others"
+        ),
+        *(
+            tag("p", tag("b", ", ".join(who)), f": {n}.", class_="note")
+            for n, who in notes.items()
+            if n
+        ),
     )
 
 
+def _rules(run: Run) -> list[tuple[str, float]]:
+    """Return what a recipe measured beside the model, as "markov/accuracy" in its metrics."""
+    named = ((name.rpartition("/"), given) for name, given in run.result.get("metrics", {}).items())
+    return [
+        (who, number)
+        for (who, _, metric), given in named
+        if metric == run.metric and who not in SETS and not math.isnan(number := as_number(given))
+    ]
+
+
+def _comparison(run: Run, who: str, value: float, axis: Axis) -> Html:
+    dot = tag("i", style=f"left:{100 * axis.at(value):.1f}%")
+    line = (tag("span", who), tag("span", dot, class_="track"), tag("b", run.show(value)))
+    return tag("li", *line, class_="ours" if who == OURS else None)
+
+
 def _ends(axis: Axis) -> Html:
-    ends = (tag("small", axis.text(end)) for end in (axis.low, axis.high))
-    return tag("span", *ends, class_="ends")
+    ends = tag(
+        "span", *(tag("small", axis.text(end)) for end in (axis.low, axis.high)), class_="ends"
+    )
+    return tag("li", tag("span"), ends, tag("span"), class_="scale", aria_hidden="true")
 
 
 def _protocol(run: Run) -> str:
@@ -99,17 +126,19 @@ def _protocol(run: Run) -> str:
 
 
 def _how(run: Run) -> str:
-    trained = ""
-    epochs = run.metrics[-1]["epoch"] if run.metrics else None
-    seconds = as_number(run.result.get("seconds"))
-    if not math.isnan(seconds):
-        trained = f"Fitted in {duration(seconds)}"
-        if epochs:
-            trained = f"Trained for {epochs} epoch{'s' * (epochs != 1)} in {duration(seconds)}"
-        trained += ". "
     protocol = run.result.get("protocol", "")
-    said = PROTOCOLS.get(protocol, f"Protocol: {protocol}." if protocol else "")
-    return trained + (f"Protocol “{protocol}”: {said}" if protocol in PROTOCOLS else said)
+    said = PROTOCOLS.get(protocol)
+    return _trained(run) + (f"Protocol “{protocol}”: {said}" if said else "")
+
+
+def _trained(run: Run) -> str:
+    seconds = as_number(run.result.get("seconds"))
+    if math.isnan(seconds):
+        return ""
+    if not run.metrics:
+        return f"Fitted in {duration(seconds)}. "
+    epochs = run.metrics[-1]["epoch"]
+    return f"Trained for {epochs} epoch{'s' * (epochs != 1)} in {duration(seconds)}. "
 
 
 def duration(seconds: float) -> str:

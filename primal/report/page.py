@@ -45,7 +45,7 @@ def page(run: Run) -> str:
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="color-scheme", content="light"),
         tag("title", f"{run.name} · Primal"),
         tag("style", Html(files("primal.report").joinpath("style.css").read_text("ascii"))),
     )

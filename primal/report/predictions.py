@@ -8,6 +8,7 @@ from primal.report.run import Predictions, Run
 from primal.report.svg import figure, fit_axis, matrix, scatter
 
 POINTS = 1500  # more would only lie on each other
+NATURAL = (12, 30)  # classes between which a matrix scrolls on a phone rather than shrinks
 LONG = 16  # rows from which a table scrolls, and the classes in most need of a look stand first
 
 
@@ -28,11 +29,14 @@ def _classes(found: Predictions) -> Html:
         found.labels, found.predicted, labels=names, zero_division=0.0
     )
     rows = list(zip(names, *(s.tolist() for s in scores), cases.tolist(), strict=True))
-    note = f"{len(found)} test cases; shades are shares of a row"
+    note = f"{len(found)} test cases; the shade is the share of the row, blue where right"
     picture = matrix("Confusion matrix", counts, names, row_title="label", column_title="predicted")
+    drawn = tag(
+        "div", picture, class_="scroll natural" if NATURAL[0] < len(names) <= NATURAL[1] else None
+    )
     return tag(
         "div",
-        tag("div", figure("Confusion matrix", picture, note), _confused(found), class_="grow"),
+        tag("div", figure("Confusion matrix", drawn, note), _confused(found), class_="grow"),
         _scores(rows),
         class_="beside",
     )
@@ -70,9 +74,9 @@ def _scores(rows: list[tuple[str, float, float, float, int]]) -> Html:
         tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))),
         tag("tbody", *lines),
         tag("tfoot", foot),
-        class_="numbers",
+        class_="numbers scores",
     )
-    note = f"{len(rows)} classes, lowest F1 first" if long else None
+    note = f"per cent; {len(rows)} classes, lowest F1 first" if long else "per cent"
     return figure("Per class", tag("div", table, class_="scroll tall" if long else "scroll"), note)
 
 
@@ -81,18 +85,43 @@ def _score(share: float) -> Html:
 
 
 def _numbers(found: Predictions) -> Html | None:
-    true, predicted = found.numbers()
-    pairs = [p for p in zip(true, predicted, strict=True) if all(map(math.isfinite, p))]
+    pairs = [pair for pair in found.numbers() if all(map(math.isfinite, pair))]
     if not pairs:
         return None
     shown = pairs[:: math.ceil(len(pairs) / POINTS)]
+    told = f"{len(pairs)} test cases, on the dashed line where they are right"
+    drawn = f"{len(shown)} of them drawn" if len(shown) < len(pairs) else None
     axis = fit_axis([number for pair in pairs for number in pair])
-    picture = scatter(
-        "Predicted against true", shown, axis, x_title="true value", y_title="predicted"
+    against = scatter(
+        "Predicted against true values",
+        shown,
+        axis,
+        axis,
+        ((axis.low, axis.low), (axis.high, axis.high)),
+        x_title="true value",
+        y_title="predicted value",
     )
-    told = f"{len(pairs)} test cases"
-    told += f", {len(shown)} of them drawn" if len(shown) < len(pairs) else ""
-    errors = [b - a for a, b in pairs]
+    x, y = fit_axis(p for _, p in pairs), fit_axis([p - true for true, p in pairs], zero=True)
+    residuals = scatter(
+        "Residuals against predicted values",
+        [(p, p - true) for true, p in shown],
+        x,
+        y,
+        ((x.low, 0.0), (x.high, 0.0)),
+        x_title="predicted value",
+        y_title="predicted − true",
+    )
+    note = "what is left over; a slope or a bend is what the model missed"
+    return tag(
+        "div",
+        figure("Predicted against true", against, "; ".join(filter(None, (told, drawn)))),
+        figure("Residuals", residuals, note),
+        figure("Errors", _errors([p - true for true, p in pairs]), "in the unit of the target"),
+        class_="charts",
+    )
+
+
+def _errors(errors: list[float]) -> Html:
     size = sorted(map(abs, errors))
     facts = (
         ("root mean square error", math.sqrt(sum(e * e for e in errors) / len(errors))),
@@ -102,10 +131,4 @@ def _numbers(found: Predictions) -> Html | None:
         ("mean error (bias)", sum(errors) / len(errors)),
     )
     rows = [tag("tr", tag("th", name, scope="row"), tag("td", f"{v:.4g}")) for name, v in facts]
-    table = tag("table", tag("tbody", *rows), class_="numbers")
-    return tag(
-        "div",
-        tag("div", figure("Predicted against true", picture, told), class_="grow"),
-        figure("Errors", tag("div", table, class_="scroll")),
-        class_="beside",
-    )
+    return tag("div", tag("table", tag("tbody", *rows), class_="numbers"), class_="scroll")

@@ -29,9 +29,9 @@ class Predictions:
     def right(self) -> int:
         return sum(a == b for a, b in zip(self.labels, self.predicted, strict=True))
 
-    def numbers(self) -> tuple[list[float], list[float]]:
+    def numbers(self) -> list[tuple[float, float]]:
         """Return labels and predictions of a regression."""
-        return [float(x) for x in self.labels], [float(x) for x in self.predicted]
+        return [(float(a), float(b)) for a, b in zip(self.labels, self.predicted, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Run:
     def classifies(self) -> bool:
         if self.predictions is not None:
             return bool(self.predictions.classes)
-        return str(self.result.get("metric", "accuracy")).endswith("accuracy")
+        if "metric" in self.result:
+            return str(self.result["metric"]).endswith("accuracy")
+        return bool(self.recipe.get("data", {}).get("target") != "value")
 
     def show(self, value: object) -> str:
         """Write a value of the metric: accuracies in per cent."""

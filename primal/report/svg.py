@@ -14,6 +14,7 @@ from primal.report.html import Html, tag
 Point = tuple[float, float]
 WIDTH = 372  # of a chart, in CSS pixels
 TEXT = 6.1  # width of a character of a chart's type, on average
+MOST = 7  # tenths of a row from which a cell of a matrix is dark
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Line:
     points: Sequence[Point]
     colour: str = "var(--a)"
     thin: bool = False
-    dashed: bool = False
+    dots: bool = False  # points alone
     label: str | None = None  # beside its last point
 
 
@@ -36,6 +37,8 @@ class Axis:
     high: float
     log: bool = False
     percent: bool = False
+    whole: bool = False  # only whole numbers mean anything
+    step: float | None = None  # between ticks, where the ends were rounded to it
 
     def at(self, value: float) -> float:
         if self.log:
@@ -47,21 +50,23 @@ class Axis:
         """Return about ``count`` round numbers between the ends."""
         if self.log:
             return self._log_ticks(count)
-        step = _round_step((self.high - self.low) / count)
+        step = self.step or (self.high - self.low) / count
+        step = _round_step(max(1.0, step), (1, 2, 5, 10)) if self.whole else _round_step(step)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
     def _log_ticks(self, count: int) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        digits = (1, 2, 5) if last - first <= 2 else (1,)
+        digits = (1, 2, 5) if self.high / self.low < 200 else (1,)
         ticks = [d * 10.0**e for e in range(first, last + 1) for d in digits]
         inside = [t for t in ticks if self.low / 1.0001 <= t <= self.high * 1.0001]
-        return inside[:: max(1, math.ceil(len(inside) / (count + 1)))]
+        # The largest is kept, and in steps those below it.
+        return inside[::-1][:: max(1, math.ceil(len(inside) / (count + 2)))][::-1]
 
     def text(self, tick: float) -> str:
         if self.percent:
-            return f"{100 * tick:.3g} %"
+            return f"{100 * tick:.4g} %"
         if self.log and (tick < 0.001 or tick >= 10_000):
             exponent = math.floor(math.log10(tick) + 1e-9)
             digit = round(tick / 10.0**exponent)
@@ -71,9 +76,14 @@ class Axis:
 
 
 def fit_axis(
-    values: Iterable[float], *, log: bool = False, percent: bool = False, zero: bool = False
+    values: Iterable[float],
+    *,
+    log: bool = False,
+    percent: bool = False,
+    zero: bool = False,
+    steps: int = 5,
 ) -> Axis:
-    """Return an axis that holds the values, with round ends."""
+    """Return an axis that holds the values, with ends round to one of about ``steps`` steps."""
     finite = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
     if not finite:
         return Axis(0.1, 1.0, log, percent) if log else Axis(0.0, 1.0, log, percent)
@@ -87,15 +97,15 @@ def fit_axis(
     if high - low < 1e-12 * max(abs(high), 1.0):
         margin = abs(high) / 2 or 1.0
         low, high = low - margin, high + margin
-    step = _round_step((high - low) / 5)
+    step = _round_step((high - low) / steps)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return Axis(low, min(high, 1.0) if percent else high, log, percent)
+    return Axis(low, min(high, 1.0) if percent else high, log, percent, step=step)
 
 
-def figure(title: str, picture: Html, note: object = None, *, wide: bool = False) -> Html:
+def figure(title: str, picture: Html, note: object = None) -> Html:
     """Put a title above a picture, and what must be known to read it."""
     caption = tag("figcaption", tag("b", title), None if note is None else tag("span", note))
-    return tag("figure", caption, picture, class_="wide" if wide else None)
+    return tag("figure", caption, picture)
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -127,7 +137,7 @@ def line_chart(
         level = place((x.low, tick))[1]
         parts.append(_straight(left, level, left + wide, level, "grid"))
         parts.append(_text(left - 6, level + 4, y.text(tick), "end"))
-    for tick in x.ticks(5):
+    for tick in x.ticks(7):
         across = place((tick, y.low))[0]
         parts.append(_straight(across, top + high, across, top + high + 4, "axis"))
         parts.append(_text(across, top + high + 16, x.text(tick), "middle"))
@@ -145,13 +155,12 @@ def line_chart(
 
 
 def _polyline(line: Line, place: Callable[[Point], Point]) -> Html:
-    points = thin_out([(px, py) for px, py in line.points])
-    classes = "line" + " thin" * line.thin + " dashed" * line.dashed
+    points = thin_out(line.points)
+    alone = sum(math.isfinite(py) for _, py in points) == 1
+    classes = "line" + " thin" * line.thin + " points" * (line.dots or alone)
     title = None if line.thin else tag("title", line.name)
-    if len([p for p in points if math.isfinite(p[1])]) == 1:
-        ((px, py),) = (place(p) for p in points if math.isfinite(p[1]))
-        return tag("circle", title, cx=_n(px), cy=_n(py), r=3, style=f"fill:{line.colour}")
-    return tag("path", title, d=path(points, place), class_=classes, style=f"stroke:{line.colour}")
+    drawn = path(points, place, dots=line.dots)
+    return tag("path", title, d=drawn, class_=classes, style=f"stroke:{line.colour}")
 
 
 def _end_labels(
@@ -201,31 +210,55 @@ def thin_out(points: Sequence[Point], limit: int = 240) -> list[Point]:
     return [points[0], *(p for p in kept if p not in (points[0], points[-1])), points[-1]]
 
 
-def path(points: Iterable[Point], place: Callable[[Point], Point]) -> str:
-    """Return the ``d`` of a line; where y is not a number the pen is lifted."""
-    steps, pen_down = [], False
+def path(points: Iterable[Point], place: Callable[[Point], Point], *, dots: bool = False) -> str:
+    """Return the ``d`` of a line; where y is not a number the pen is lifted.
+
+    A point without neighbours becomes a dot, as every point does with ``dots``.
+
+    >>> path([(0, 0), (1, 2), (2, math.nan), (3, 4)], lambda point: point)
+    'M0 0L1 2M3 4h0'
+    """
+    strokes: list[list[str]] = [[]]
     for point in points:
-        if not math.isfinite(point[1]):
-            pen_down = False
-            continue
-        px, py = place(point)
-        steps.append(f"{'L' if pen_down else 'M'}{_n(px)} {_n(py)}")
-        pen_down = True
-    return "".join(steps)
+        if math.isfinite(point[1]):
+            strokes[-1].append(" ".join(map(_n, place(point))))
+        if dots or not math.isfinite(point[1]):
+            strokes.append([])
+    return "".join("M" + "L".join(s) + "h0" * (len(s) == 1) for s in strokes if s)
 
 
-def sparkline(name: str, lines: Sequence[Line], width: int = 232, height: int = 92) -> Html:
-    """Draw lines alone, each filling the picture: a series to look at, not to read."""
-    xs = [px for line in lines for px, _ in line.points]
-    ys = [py for line in lines for _, py in line.points if math.isfinite(py)]
-    x = Axis(min(xs), max(xs)) if xs and max(xs) > min(xs) else Axis(0, 1)
-    y = Axis(min(ys), max(ys)) if ys and max(ys) > min(ys) else Axis(-1, 1)
+def lanes(name: str, channels: Sequence[Line], rug: Sequence[float] = ()) -> Html:
+    """Draw each line in a lane of its own, first on top; ``rug`` marks places along the x axis."""
+    width = 232.0
+    lane = max(16.0, min(64.0, 96.0 / len(channels)))
+    floor = lane * len(channels) + 6
+    xs = [px for line in channels for px, _ in line.points]
+    x = Axis(min(xs), max(xs)) if max(xs) > min(xs) else Axis(min(xs) - 1, min(xs) + 1)
+    parts = [_straight(0, floor, width, floor, "axis")]
+    parts += [
+        _straight(px, floor, px, floor + 5, "axis")
+        for px in (3 + (width - 6) * x.at(time) for time in rug)
+    ]
+    for i, line in enumerate(channels):
+        ys = [py for _, py in line.points if math.isfinite(py)]
+        y = Axis(min(ys), max(ys)) if max(ys) > min(ys) else Axis(ys[0] - 1, ys[0] + 1)
+        place = _in_lane(x, y, (3, width - 6), (2 + i * lane, lane - 3))
+        parts.append(_polyline(line, place))
+    return _svg(name, width, floor + (6 if rug else 1), parts, class_="lanes")
+
+
+def _in_lane(
+    x: Axis, y: Axis, across: tuple[float, float], down: tuple[float, float]
+) -> Callable[[Point], Point]:
+    """Return what places a point, from starts and lengths in pixels."""
 
     def place(point: Point) -> Point:
-        return 3 + (width - 6) * x.at(point[0]), 4 + (height - 8) * (1 - y.at(point[1]))
+        return (
+            across[0] + across[1] * x.at(point[0]),
+            down[0] + down[1] * (1 - y.at(point[1])),
+        )
 
-    base = _straight(0, height - 0.5, width, height - 0.5, "axis")
-    return _svg(name, width, height, [base, *(_polyline(line, place) for line in lines)])
+    return place
 
 
 # --- areas ---------------------------------------------------------------------------------------
@@ -241,23 +274,17 @@ def matrix(
 ) -> Html:
     """Draw a confusion matrix: shades are shares of a row, numbers stand where there is room."""
     size = len(labels)
-    cell = min(34.0, 460 / size)
+    cell = min(64.0, max(20.0, 300 / size)) if size <= 30 else 480 / size
     short = [shorten(label, 14) for label in labels]
     longest = TEXT * max(len(label) for label in short)
     every = math.ceil(13 / cell)
     left = longest + 26
     upright = max(len(label) for label in short) * TEXT <= cell * every - 3
     top = 40 if upright else longest + 32
+    aside = f"translate(11 {_n(top + cell * size / 2)}) rotate(-90)"
     parts = [
         _text(left + cell * size / 2, 12, column_title, "middle", class_="name"),
-        _text(
-            0,
-            0,
-            row_title,
-            "middle",
-            class_="name",
-            transform=f"translate(11 {_n(top + cell * size / 2)}) rotate(-90)",
-        ),
+        _text(0, 0, row_title, "middle", class_="name", transform=aside),
     ]
     for i in range(0, size, every):
         middle = (i + 0.5) * cell
@@ -286,32 +313,29 @@ def _cells(
             if not count:
                 continue
             colour = "a" if i == j else "b"
-            shade = max(1, round(10 * count / total))
+            shade = max(1, int(10 * count / total))
             x, y = _n(left + j * cell), _n(top + i * cell)
-            if cell <= 12:  # so many that each as an element would make the page heavy
+            if cell < 20:  # so many that each as an element would make the page heavy
                 shades.setdefault((colour, shade), []).append(f"M{x} {y}h{side}v{side}h-{side}z")
                 continue
             said = f"{labels[i]} → {labels[j]}: {count} of {total}"
-            parts.append(
-                tag(
-                    "rect",
-                    tag("title", said),
-                    x=x,
-                    y=y,
-                    width=side,
-                    height=side,
-                    class_=colour,
-                    fill_opacity=_n(0.15 + 0.085 * shade),
-                )
-            )
-            if cell >= 20:
-                dark = "on" if shade >= 6 else "off"
-                at = left + (j + 0.5) * cell, top + (i + 0.5) * cell + 4
-                parts.append(_text(*at, str(count), "middle", class_=dark))
+            place = {"x": x, "y": y, "width": side, "height": side}
+            opacity = _n(_opacity(shade))
+            title = tag("title", said)
+            parts.append(tag("rect", title, **place, class_=colour, fill_opacity=opacity))
+            at = left + (j + 0.5) * cell, top + (i + 0.5) * cell + 4
+            on = "on" if shade >= MOST else "off"
+            small = "small " if TEXT * len(str(count)) > cell - 2 else ""
+            parts.append(_text(*at, str(count), "middle", class_=small + on))
     for (colour, shade), drawn in shades.items():
-        opacity = _n(0.25 + 0.075 * shade)
+        opacity = _n(_opacity(shade))
         parts.append(tag("path", d="".join(drawn), class_=colour, fill_opacity=opacity))
     return parts
+
+
+def _opacity(shade: int) -> float:
+    """Return how dense a tenth of a row is drawn: never so that no text could be read on it."""
+    return 0.94 + 0.006 * shade if shade >= MOST else 0.1 + 0.08 * shade
 
 
 def heatmap(
@@ -322,13 +346,14 @@ def heatmap(
     x_title: str,
 ) -> Html:
     """Draw rows of shaded cells; a row may end early."""
-    width, cell_height, top = 760.0, 20.0, 6.0
+    width, top = 760.0, 6.0
+    cell_height = 20.0 if len(rows) <= 16 else 14.0
     left = 14 + TEXT * max(len(label) for label, _, _ in rows)
     cell = (width - left - 8) / len(columns)
     parts = []
     for i, (label, colour, values) in enumerate(rows):
         y = top + i * cell_height
-        parts.append(_text(left - 8, y + 14, label, "end"))
+        parts.append(_text(left - 8, y + cell_height / 2 + 4, label, "end"))
         for j, value in enumerate(values):
             said = f"{label}: the first {columns[j]} make up {100 * value:.1f} %"
             parts.append(
@@ -351,38 +376,39 @@ def heatmap(
     return _svg(name, width, bottom + 38, parts)
 
 
-def scatter(name: str, points: Sequence[Point], axis: Axis, *, x_title: str, y_title: str) -> Html:
-    """Draw points over their diagonal, both sides on one axis."""
-    ticks = axis.ticks()
-    left = 26 + TEXT * max(len(axis.text(t)) for t in ticks)
+def scatter(
+    name: str,
+    points: Sequence[Point],
+    x: Axis,
+    y: Axis,
+    ideal: tuple[Point, Point],
+    *,
+    x_title: str,
+    y_title: str,
+) -> Html:
+    """Draw points, and the line on which they would ideally lie."""
+    left = 26 + TEXT * max(len(y.text(t)) for t in y.ticks())
     side, top = WIDTH - left - 8, 8.0
 
     def place(point: Point) -> Point:
-        return left + side * axis.at(point[0]), top + side * (1 - axis.at(point[1]))
+        return left + side * x.at(point[0]), top + side * (1 - y.at(point[1]))
 
     parts = []
-    for tick in ticks:
-        px, py = place((tick, tick))
-        parts.append(_straight(left, py, left + side, py, "grid"))
-        parts.append(_straight(px, top, px, top + side, "grid"))
-        parts.append(_text(left - 6, py + 4, axis.text(tick), "end"))
-        parts.append(_text(px, top + side + 16, axis.text(tick), "middle"))
-    low, high = place((axis.low, axis.low)), place((axis.high, axis.high))
-    parts.append(_straight(*low, *high, "mark"))
+    for tick in y.ticks():
+        level = place((x.low, tick))[1]
+        parts.append(_straight(left, level, left + side, level, "grid"))
+        parts.append(_text(left - 6, level + 4, y.text(tick), "end"))
+    for tick in x.ticks():
+        across = place((tick, y.low))[0]
+        parts.append(_straight(across, top, across, top + side, "grid"))
+        parts.append(_text(across, top + side + 16, x.text(tick), "middle"))
+    parts.append(_straight(*place(ideal[0]), *place(ideal[1]), "mark"))
     dots = "".join(f"M{_n(px)} {_n(py)}h0" for px, py in map(place, points))
     parts.append(tag("path", d=dots, class_="dots"))
     parts.append(_text(left + side / 2, top + side + 34, x_title, "middle", class_="name"))
     turned = f"translate(11 {_n(top + side / 2)}) rotate(-90)"
     parts.append(_text(0, 0, y_title, "middle", class_="name", transform=turned))
     return _svg(name, WIDTH, top + side + 40, parts)
-
-
-def strip(name: str, values: Sequence[float], axis: Axis, colour: str) -> Html:
-    """Draw numbers as dots on a short line; the axis starts at its left end."""
-    width, height = 150, 16
-    at = [8 + (width - 16) * axis.at(value) for value in values]
-    dots = [tag("circle", cx=_n(px), cy=8, r=4, class_=colour, fill_opacity=0.55) for px in at]
-    return _svg(name, width, height, [_straight(0, 8, width, 8, "grid"), *dots], class_="strip")
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -421,10 +447,10 @@ def _straight(x1: float, y1: float, x2: float, y2: float, class_: str) -> Html:
     return tag("path", d=f"M{_n(x1)} {_n(y1)}L{_n(x2)} {_n(y2)}", class_=class_)
 
 
-def _round_step(step: float) -> float:
-    """Return the next 1, 2, 2.5 or 5 times a power of ten."""
+def _round_step(step: float, digits: tuple[float, ...] = (1, 2, 2.5, 5, 10)) -> float:
+    """Return the next of the digits times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
-    return next(d * power for d in (1, 2, 2.5, 5, 10) if d * power >= step * (1 - 1e-9))
+    return next(d * power for d in digits if d * power >= step * (1 - 1e-9))
 
 
 def _height(point: Point) -> float:
