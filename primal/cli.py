@@ -290,7 +290,6 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 def _report(arguments: argparse.Namespace, _: list[str]) -> int:
     from primal.report import write_report
 
-    _read(arguments.run, "result.json")
     print(write_report(arguments.run))
     return 0
 
@@ -298,10 +297,9 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> int:
 def _diagnose(arguments: argparse.Namespace, _: list[str]) -> int:
     from rich.console import Console
 
-    from primal.diagnostics.spectrum import diagnostics_table
+    from primal.diagnostics.spectrum import FILE, diagnostics_table
 
-    _read(arguments.run, "spectrum.json")
-    Console().print(diagnostics_table(arguments.run))
+    Console(highlight=False).print(diagnostics_table(_read(arguments.run, FILE)))
     return 0
 
 

@@ -260,17 +260,38 @@ def _row(model: str, layer: dict[str, Any]) -> SpectrumRow:
 def diagnostics_table(content: Mapping[str, Any]) -> "Table":
     """Return what ``primal diagnose`` prints."""
     from rich.table import Table
+    from rich.text import Text  # names as they are: a bracket in one is no markup
 
     table = Table(
-        title="Kernels: effective rank per head, and singular values that make up 90 %",
+        title="Singular values of each attention layer's kernel",
         title_justify="left",
+        title_style="bold",
+        caption="\neffective rank: exp of the entropy of the normalised singular values\n"
+        "90 %: how many, largest first, make up nine tenths of the sum (over the heads)\n"
+        "rank: how many stand above rounding",
+        caption_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
     )
-    for heading in ("model", "layer", "kind"):
-        table.add_column(heading)
-    for heading in ("rank", "effective rank", "90 %"):
-        table.add_column(heading, justify="right")
+    for heading in ("model", "layer", "kernel"):
+        table.add_column(heading, overflow="fold", header_style="dim")
+    for heading in ("90 %", "rank", "mean"):
+        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
+    table.add_column("effective rank of each head", header_style="dim")
+    before = None
     for row in spectrum_rows(content):
         ranks = " ".join(f"{rank:.1f}" for rank in row.effective_rank)
-        counts = " ".join(str(count) for count in row.ninety)
-        table.add_row(row.model, row.layer, row.kind, str(row.rank), ranks, counts)
+        mean = sum(row.effective_rank) / len(row.effective_rank)
+        low, high = min(row.ninety), max(row.ninety)
+        table.add_row(
+            Text(row.model if row.model != before else ""),
+            Text(row.layer.removeprefix("layer ")),
+            Text(row.kind),
+            str(low) if low == high else f"{low}–{high}",
+            str(row.rank),
+            f"{mean:.1f}",
+            ranks,
+        )
+        before = row.model
     return table

@@ -1,11 +1,13 @@
 """Singular values are those of the dense kernel, see no padding, and are counted as defined."""
 
+import io
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from primal.attention.base import Attention
@@ -196,11 +198,21 @@ def test_rows_of_a_run(content):
     assert math.isclose(twin.effective_rank[0], 10)
 
 
-def test_the_table_shows_every_layer(content):
-    table = diagnostics_table(content)
-    assert table.row_count == 3
-    assert list(table.columns[4].cells)[2] == "10.0 10.0"
-    assert list(table.columns[5].cells)[2] == "9 9"
+def test_the_table_shows_every_layer_in_80_columns(content):
+    content["models"][1]["name"] = "[/b] twin"
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(diagnostics_table(content))
+    shown = [line.split() for line in console.export_text().splitlines()]
+    assert ["[/b]", "twin", "1", "softmax", "9", "10", "10.0", "10.0", "10.0"] in shown
+    assert [line[:2] for line in shown[2:4]] == [["PrimalFormer", "1"], ["2", "primal"]]
+
+
+def test_eight_heads_of_the_longest_names_fit_in_80_columns(content):
+    for layer in (layer for model in content["models"] for layer in model["layers"]):
+        layer["effective_rank"] = [1.5] * 8
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(diagnostics_table(content))
+    assert console.export_text().count("1.5 1.5 1.5 1.5 1.5 1.5 1.5 1.5") == 3
 
 
 @pytest.mark.parametrize("wrong", [{}, {"models": [{"name": "x"}]}, {"models": [None]}])
