@@ -243,6 +243,8 @@ def _print_result(result: Result, recipe: Recipe, folder: RunFolder) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from primal.recipes.timeseries import SeriesRecipe
+
     console = Console(highlight=False)
     rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     fraction = result.metric.endswith("accuracy")
@@ -253,7 +255,8 @@ def _print_result(result: Result, recipe: Recipe, folder: RunFolder) -> None:
         rows.add_row(other.who, value, other.note, style="dim")
     console.print(rows)
     console.print(f"report   {folder.path / folder.REPORT}")
-    console.print(f"predict  primal predict {folder.path} FILE --out predictions.csv")
+    if isinstance(recipe, SeriesRecipe):
+        console.print(f"predict  primal predict {folder.path} FILE --out predictions.csv")
 
 
 def _predict(arguments: argparse.Namespace, _: list[str]) -> int:
@@ -312,9 +315,10 @@ def _table(arguments: argparse.Namespace, _: list[str]) -> int:
         "only": arguments.only.split(",") if arguments.only else (),
         "show": arguments.show,
     }
-    from primal.recipes import uea
+    from primal.recipes import events, uea
 
-    tables = uea.table(arguments.root, arguments.store, workers=arguments.workers, **options)
+    make = {"uea": uea.table, "events": events.table}[arguments.name]
+    tables = make(arguments.root, arguments.store, workers=arguments.workers, **options)
     if arguments.out is not None:
         arguments.out.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
     for table in tables:

@@ -32,8 +32,22 @@ class EventSet:
     names: tuple[str, ...]
     count: int  # of kinds there are
 
+    def __post_init__(self) -> None:
+        if not len(self.kinds) == len(self.times) == len(self.names):
+            raise DataError(
+                "each sequence needs its kinds, its times and its name, got "
+                f"{len(self.kinds)}, {len(self.times)} and {len(self.names)} of them."
+            )
+        for name, kinds, times in zip(self.names, self.kinds, self.times, strict=True):
+            _check(name, kinds, times, self.count)
+
     def __len__(self) -> int:
         return len(self.kinds)
+
+    def __add__(self, other: EventSet) -> EventSet:
+        return EventSet(
+            self.kinds + other.kinds, self.times + other.times, self.names + other.names, self.count
+        )
 
     def subset(self, sequences: Iterable[int]) -> EventSet:
         chosen = list(sequences)
@@ -143,20 +157,26 @@ def kernel_vote(data: EventSet, period: float) -> np.ndarray:  # (sequences,) of
     return np.array(votes)
 
 
-# --- baselines -----------------------------------------------------------------------------------
+# --- rules to compare with -----------------------------------------------------------------------
 
 
-def majority(train: EventSet) -> int:
-    """Return the kind most frequent among the targets: all events but each sequence's first."""
-    return int(np.bincount(np.concatenate([k[1:] for k in train.kinds])).argmax())
+def unigram(train: EventSet) -> np.ndarray:  # (count,)
+    """Return how often each kind is a target, that is any event but a first; plus one each."""
+    seen = np.bincount(np.concatenate([k[1:] for k in train.kinds]), minlength=train.count) + 1.0
+    return np.asarray(seen / seen.sum())
 
 
-def markov(train: EventSet) -> np.ndarray:  # (count,)
-    """Return for each kind the one that follows it most often."""
-    follows = np.zeros((train.count, train.count), dtype=np.int64)
+def markov(train: EventSet) -> np.ndarray:  # (count, count)
+    """Return how often each kind (column) follows another (row).
+
+    Each row counts one event more, spread as ``unigram``: a kind that nothing followed is left with
+    that, and no probability is zero.
+    """
+    follows = np.zeros((train.count, train.count))
     for kinds in train.kinds:
         np.add.at(follows, (kinds[:-1], kinds[1:]), 1)
-    return np.where(follows.any(axis=1), follows.argmax(axis=1), majority(train))
+    follows += unigram(train)
+    return np.asarray(follows / follows.sum(axis=1, keepdims=True))
 
 
 # --- Stack Overflow ------------------------------------------------------------------------------
@@ -213,6 +233,23 @@ def read_events(folder: Path, part: str, count: int) -> EventSet:
         all_times.append(times / DAY)
     names = tuple(f"{part}-{row}" for row in range(1, len(events) + 1))
     return EventSet(tuple(all_kinds), tuple(all_times), names, count)
+
+
+def _check(name: str, kinds: np.ndarray, times: np.ndarray, count: int) -> None:
+    if kinds.dtype != np.int64 or times.dtype != np.float64 or kinds.shape != times.shape:
+        raise DataError(
+            f"sequence {name} needs int64 kinds and as many float64 times, got {kinds.dtype} "
+            f"{kinds.shape} and {times.dtype} {times.shape}; convert them with .astype."
+        )
+    if len(kinds) and not 0 <= kinds.min() <= kinds.max() < count:
+        raise DataError(
+            f"sequence {name} has kinds from {kinds.min()} to {kinds.max()}; number them from 0 to "
+            f"{count - 1}, or raise count."
+        )
+    if not np.isfinite(times).all() or (np.diff(times) < 0).any():
+        raise DataError(
+            f"sequence {name} has times that fall or are no numbers; sort its events by time."
+        )
 
 
 def _numbers(file: Path, row: int, line: str) -> np.ndarray:

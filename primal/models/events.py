@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, final
 
 import torch
@@ -19,6 +20,25 @@ class EventOutput(NamedTuple):
 
     logits: Tensor  # (B, N, kinds)
     terms: tuple[KSVDTerms, ...]  # one per primal layer, first layer first
+
+
+@final
+class PlainTime(TimeEncoding):
+    """The time and its logarithm, as numbers: what an encoding is compared with."""
+
+    unit: Tensor  # its dtype is that of the features
+
+    def __init__(self, *, shortest: float = 1.0, longest: float = 1e4) -> None:
+        super().__init__(2, shortest, longest)
+        self.register_buffer("unit", torch.ones(()))
+
+    def reset_parameters(self) -> None:
+        """Do nothing: there are none."""
+
+    def _encode(self, times: Tensor) -> Tensor:
+        whole = math.log1p(self.longest / self.shortest)
+        logarithm = times.sign() * (times.abs() / self.shortest).log1p() / whole
+        return torch.stack((times / self.longest, logarithm), dim=-1).to(self.unit)
 
 
 @final

@@ -79,7 +79,7 @@ class Entry:
 
 
 # A module lists its own in RECIPES: name -> Entry.
-MODULES = ("primal.recipes.timeseries", "primal.recipes.uea")
+MODULES = ("primal.recipes.timeseries", "primal.recipes.uea", "primal.recipes.events")
 
 
 def recipes() -> dict[str, Entry]:

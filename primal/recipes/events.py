@@ -2,7 +2,7 @@
 
 import csv
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,71 +12,20 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from primal import settings
 from primal.data import events
 from primal.data.events import EventSet, Windows
 from primal.errors import DataError, require_choice
-from primal.functional import ksvd_residual, mask_from_lengths
-from primal.models.build import EncoderConfig, build_encoder
-from primal.models.events import EventPredictor, Recurrence
-from primal.recipes.base import Entry, Recipe, Result, Screen
+from primal.models.build import EncoderConfig
+from primal.recipes.base import Comparison, Entry, Recipe, Result, Screen
 from primal.recipes.cells import run_all, stored
 from primal.recipes.layout import Table, percent
-from primal.time_encodings import time_encoding
-from primal.training import checkpoint, distributed
-from primal.training.loop import Problem, SampleLosses, TrainingConfig, train
+from primal.training import distributed
+from primal.training.events import EventModelConfig, fit_events, measure
+from primal.training.loop import TrainingConfig
 from primal.training.run_folder import FolderError, RunFolder
-from primal.training.series import Device, choose_device
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventModelConfig:
-    """The model of events in time."""
-
-    encoder: EncoderConfig = field(
-        default_factory=lambda: EncoderConfig(
-            width=64, heads=4, depth=2, feedforward=128, primal_layers=(), causal=True
-        )
-    )
-    recurrent: bool = False
-    """An LSTM of the encoder's width and depth in its place."""
-    embedding: int = 32
-    """Width of an event's embedding."""
-    time: str | None = "bochner"
-    """A name from TIME_ENCODINGS; None leaves times out."""
-    features: int = 33
-    """Of the time encoding; an odd number is rounded down where pairs are needed."""
-    shortest: float = 0.01
-    """Period the frequencies reach up to, in the unit of the times."""
-    longest: float = 1000.0
-    """And from."""
-    positions: bool = False
-    """Add learnt positions."""
-
-    def build(self, kinds: int, longest: int) -> EventPredictor:
-        encoder = self.encoder
-        encoding = None
-        if self.time is not None:
-            paired = self.time == "sinusoidal" or self.time.startswith("bochner")
-            encoding = time_encoding(
-                self.time,
-                self.features - self.features % 2 if paired else self.features,
-                shortest=self.shortest,
-                longest=self.longest,
-            )
-        return EventPredictor(
-            kinds,
-            self.embedding,
-            Recurrence(encoder.width, encoder.depth, dropout=encoder.dropout)
-            if self.recurrent
-            else build_encoder(encoder),
-            encoding=encoding,
-            positions=longest if self.positions else None,
-            dropout=encoder.dropout,
-        )
+from primal.training.series import Device
 
 
 class EventData(NamedTuple):
@@ -99,13 +48,31 @@ class EventRecipe(Recipe):
     @abstractmethod
     def load(self) -> EventData: ...
 
-    @abstractmethod
-    def baselines(self, data: EventData) -> dict[str, float]:
-        """Return the accuracy of simple rules on the same test events."""
-
     def measured(self, data: EventSet) -> Windows:
         """Return the windows to measure on; all events count, each once."""
         return events.windows(data, self.window)
+
+    def rules(self) -> dict[str, dict[str, float]]:
+        """Measure simple rules on the same test events: name -> loss and accuracy.
+
+        They choose nothing, so that the validation sequences are theirs to learn from too.
+        """
+        data = self.load()
+        whole, test = data.train + data.validation, self.measured(data.test)
+        before, targets = test.kinds[test.counted], test.targets[test.counted]
+        always = torch.from_numpy(events.unigram(whole)).log().expand(len(targets), -1)
+        follows = torch.from_numpy(events.markov(whole)).log()
+        return {
+            "Most frequent kind": measure(always, targets, "test"),
+            "Markov-1": measure(follows[before], targets, "test"),
+        }
+
+    def comparisons(self) -> tuple[Comparison, ...]:
+        note = "same test events, no training by gradient"
+        return tuple(
+            Comparison(who=name, value=found["test/accuracy"], note=note)
+            for name, found in self.rules().items()
+        )
 
     def run(
         self,
@@ -115,33 +82,32 @@ class EventRecipe(Recipe):
         resume: bool = False,
         watch: Screen | None = None,
     ) -> Result:
-        data, on = self.load(), choose_device(device)
+        data = self.load()
         if watch is not None:
             watch.stage(f"training on {len(data.train)} sequences", self.training.epochs)
-        with torch.random.fork_rng([on] if on.type == "cuda" else []):
-            torch.manual_seed(self.training.seed)
-            model = self.model.build(data.train.count, self.window).to(on)
-            examples = _Examples(events.windows(data.train, self.window), on)
-            held = _Examples(self.measured(data.validation), on)
-            problem = Problem(
-                model,
-                len(examples),
-                examples.batch,
-                partial(_losses, targets=examples.targets),
-                lambda trained: _measure(*_outputs(trained, held), "validation"),
-                lambda i: data.train.names[int(examples.windows.sequence[i])],
-            )
-            rows = train(problem, self.training, folder, resume=resume, watch=watch)
-        test = _Examples(self.measured(data.test), on)
-        logits, targets = _outputs(model.eval(), test)
-        metrics = _measure(logits, targets, "test")
+        forecaster, rows = fit_events(
+            self.model,
+            data.train,
+            self.training,
+            window=self.window,
+            validation=data.validation,
+            measured=self.measured,
+            device=device,
+            folder=folder,
+            resume=resume,
+            watch=watch,
+        )
+        test = self.measured(data.test)
+        logits = forecaster.logits(test)
+        metrics = measure(logits, test.targets[test.counted], "test")
         if distributed.is_first():
-            save_model(folder / RunFolder.MODEL, self, model)
-            _write_predictions(folder / RunFolder.PREDICTIONS, data.test, test.windows, logits)
+            forecaster.save(folder / RunFolder.MODEL)
+            _write_predictions(folder / RunFolder.PREDICTIONS, data.test, test, logits)
+        parameters = sum(p.numel() for p in forecaster.model.parameters())
         return Result(
             metric="test/accuracy",
             value=metrics["test/accuracy"],
-            metrics={**metrics, **self.baselines(data)},
+            metrics={**metrics, "parameters": float(parameters)},
             seconds=rows[-1]["seconds"],
         )
 
@@ -172,24 +138,20 @@ class Phase(EventRecipe):
     window: int = 10
 
     def load(self) -> EventData:
-        data = self.data
+        data, length = self.data, self.window + 1
         sizes = (data.train, data.validation, data.test)
         return EventData(
             *(
-                events.phase(
-                    size, self.window + 1, 3 * data.seed + i, period=data.period, gap=data.gap
-                )
+                events.phase(size, length, 3 * data.seed + i, period=data.period, gap=data.gap)
                 for i, size in enumerate(sizes)
             )
         )
 
-    def baselines(self, data: EventData) -> dict[str, float]:
-        last = np.array([kinds[-1] for kinds in data.test.kinds])
-        vote = events.kernel_vote(data.test, self.data.period)
-        return {
-            "majority/accuracy": float((last == events.majority(data.train)).mean()),
-            "vote/accuracy": float((last == vote).mean()),
-        }
+    def rules(self) -> dict[str, dict[str, float]]:
+        test = self.load().test
+        last = np.array([kinds[-1] for kinds in test.kinds])
+        right = float((last == events.kernel_vote(test, self.data.period)).mean())
+        return {**super().rules(), "Vote, period known": {"test/accuracy": right}}
 
     def measured(self, data: EventSet) -> Windows:
         """Return the windows to measure on: the last event counts, with all others before it."""
@@ -217,143 +179,31 @@ class StackOverflow(EventRecipe):
     def load(self) -> EventData:
         train, test = events.stackoverflow(self.data.root)
         kept, held = events.split(train, self.data.validation, self.training.seed)
-        if not len(held):
+        if not len(held) or not len(kept):
             raise DataError(
                 f"validation={self.data.validation} of {len(train)} users leaves none to choose "
-                "the epoch by; raise --data.validation."
+                "the epoch by, or none to train on; change --data.validation."
             )
         return EventData(kept, held, test)
-
-    def baselines(self, data: EventData) -> dict[str, float]:
-        targets = np.concatenate([kinds[1:] for kinds in data.test.kinds])
-        before = np.concatenate([kinds[:-1] for kinds in data.test.kinds])
-        whole = EventSet(  # neither rule chooses anything: all training users are theirs
-            data.train.kinds + data.validation.kinds,
-            data.train.times + data.validation.times,
-            data.train.names + data.validation.names,
-            data.train.count,
-        )
-        return {
-            "majority/accuracy": float((targets == events.majority(whole)).mean()),
-            "markov/accuracy": float((targets == events.markov(whole)[before]).mean()),
-        }
-
-
-# --- training and measuring ----------------------------------------------------------------------
-
-
-class _Batch(NamedTuple):
-    kinds: Tensor
-    times: Tensor
-    asked: Tensor
-    mask: Tensor | None
-    targets: Tensor
-    counted: Tensor
-
-
-class _Examples:
-    """Windows on a device, cut into batches by indices that live there too."""
-
-    def __init__(self, windows: Windows, device: torch.device) -> None:
-        self.windows = Windows(*(tensor.to(device) for tensor in windows))
-        self.ragged = bool((windows.lengths < windows.kinds.shape[1]).any())
-        self.targets = float(windows.counted.sum()) / len(windows.kinds)  # of a window, on average
-        self.device = device
-
-    def __len__(self) -> int:
-        return len(self.windows.kinds)
-
-    def batch(self, index: Tensor) -> _Batch:
-        windows = self.windows
-        lengths, end = windows.lengths[index], windows.kinds.shape[1]
-        if self.device.type == "cpu":  # a GPU keeps one shape, and never asks for a length
-            end = int(lengths.max())
-        mask = mask_from_lengths(lengths, end) if self.ragged else None
-        kinds, times, asked, targets, counted = (
-            tensor[index, :end]
-            for tensor in (
-                windows.kinds,
-                windows.times,
-                windows.asked,
-                windows.targets,
-                windows.counted,
-            )
-        )
-        return _Batch(kinds, times, asked, mask, targets, counted)
-
-
-def _losses(model: nn.Module, batch: _Batch, *, targets: float) -> SampleLosses:
-    """Weigh every event alike: a window's loss is its sum, over what a window holds on average."""
-    output, terms = model(batch.kinds, batch.times, batch.asked, mask=batch.mask)
-    each = F.cross_entropy(output.float().mT, batch.targets, reduction="none")
-    right = (output.argmax(-1) == batch.targets).float()
-    squares = [ksvd_residual(layer).square().expand(len(each)) for layer in terms]
-    ksvd = torch.stack(squares, dim=1) if squares else each.new_zeros(len(each), 0)
-    return SampleLosses(
-        (each * batch.counted).sum(1) / targets, ksvd, (right * batch.counted).sum(1) / targets
-    )
-
-
-@torch.no_grad()
-def _outputs(model: nn.Module, examples: _Examples, size: int = 128) -> tuple[Tensor, Tensor]:
-    """Return logits (events, kinds) and targets of all that counts, window after window."""
-    order = examples.windows.lengths.argsort(stable=True)
-    parts: list[Tensor] = []
-    for index in order.split(size):
-        batch = examples.batch(index)
-        output, _ = model(batch.kinds, batch.times, batch.asked, mask=batch.mask)
-        parts += output.float().cpu().unbind(0)
-    counted = examples.windows.counted.cpu()
-    place = order.argsort().tolist()
-    logits = [
-        parts[place[i]][counted[i, : len(parts[place[i]])]] for i in range(len(examples.windows[0]))
-    ]
-    return torch.cat(logits), examples.windows.targets.cpu()[counted]
-
-
-def _measure(logits: Tensor, targets: Tensor, name: str) -> dict[str, float]:
-    right = (logits.argmax(-1) == targets).double().mean().item()
-    return {
-        f"{name}/loss": F.cross_entropy(logits, targets).item(),
-        f"{name}/accuracy": right,
-    }
-
-
-def save_model(path: Path, recipe: EventRecipe, model: EventPredictor) -> None:
-    state = {
-        "config": settings.to_json(recipe.model),
-        "kinds": model.kinds,
-        "longest": recipe.window,
-    }
-    checkpoint.save(path, model.state_dict(), state)
-
-
-def load_model(path: Path) -> EventPredictor:
-    """Rebuild the model of a run from its file."""
-    tensors, state = checkpoint.load(path)
-    config = settings.from_json(EventModelConfig, state["config"])
-    model = config.build(state["kinds"], state["longest"])
-    model.load_state_dict(tensors)
-    return model.eval()
 
 
 def _write_predictions(path: Path, data: EventSet, windows: Windows, logits: Tensor) -> None:
     """Write a row for each event that counts; its case is the sequence and the event's number."""
-    counted = windows.counted.cpu().nonzero().tolist()
+    counted = windows.counted.nonzero().tolist()
     sequence, start = windows.sequence.tolist(), windows.start.tolist()
     probabilities = logits.double().softmax(-1)
-    with _table(path) as table:
-        table.writerow(["case", "label", "predicted", *range(data.count)])
+    with _csv(path) as rows:
+        rows.writerow(["case", "label", "predicted", *range(data.count)])
         for (row, n), predicted, some in zip(
             counted, logits.argmax(-1).tolist(), probabilities.tolist(), strict=True
         ):
             i, event = sequence[row], start[row] + n + 1
             case, label = f"{data.names[i]}:{event + 1}", data.kinds[i][event]
-            table.writerow([case, label, predicted, *(f"{p:.4f}" for p in some)])
+            rows.writerow([case, label, predicted, *(f"{p:.4f}" for p in some)])
 
 
 @contextmanager
-def _table(path: Path) -> Iterator[Any]:
+def _csv(path: Path) -> Iterator[Any]:
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("w", newline="") as opened:
@@ -363,3 +213,162 @@ def _table(path: Path) -> Iterator[Any]:
         raise FolderError(f"{path} could not be written ({error}); give another place.") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+# --- the variants --------------------------------------------------------------------------------
+
+# What stands under our headings, the key of the files that hold its cells, and the model's change.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sinusoidal": ("Sinusoidal", {"time": "sinusoidal"}),
+    "bochner": ("Bochner, non-parametric", {"time": "bochner"}),
+    "bochner-normal": ("Bochner, normal", {"time": "bochner_normal"}),
+    "bochner-inverse-cdf": ("Bochner, inverse CDF", {"time": "bochner_inverse_cdf"}),
+    "mercer": ("Mercer", {"time": "mercer", "features": 33}),
+    "plain": ("Raw time: t and log t", {"time": "plain"}),
+    "position": ("Positions only", {"time": None, "positions": True}),
+    "lstm": ("LSTM, Bochner", {"recurrent": True}),
+    "primal": ("Primal attention, Bochner", {}),
+}
+
+
+def _model(variant: str, model: EventModelConfig) -> EventModelConfig:
+    if variant == "primal":
+        encoder = replace(model.encoder, primal_layers="all", projection="contextual", rank=8)
+        model = replace(model, encoder=encoder)
+    return replace(model, **VARIANTS[variant][1])
+
+
+def _encoder(dropout: float) -> EncoderConfig:
+    return EncoderConfig(
+        width=64,
+        heads=4,
+        depth=1,
+        feedforward=128,
+        primal_layers=(),
+        causal=True,
+        dropout=dropout,
+    )
+
+
+def phase(variant: str) -> Phase:
+    """Build a model for the phase task; a unit of time is a seventh of the clock's period."""
+    model = EventModelConfig(encoder=_encoder(0.0), shortest=1.0, longest=100.0)
+    return Phase(
+        model=_model(variant, model),
+        training=TrainingConfig(
+            epochs=20, batch_size=64, learning_rate=2e-3, select="validation/loss"
+        ),
+    )
+
+
+def stackoverflow(variant: str) -> StackOverflow:
+    """Build a model for the badges; a unit of time is a day."""
+    model = EventModelConfig(encoder=_encoder(0.1), shortest=0.5, longest=1000.0)
+    return StackOverflow(
+        model=_model(variant, model),
+        training=TrainingConfig(
+            epochs=16,
+            batch_size=32,
+            learning_rate=4e-3,
+            weight_decay=0.01,
+            average=0.99,
+            select="validation/loss",
+        ),
+    )
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+Build = Callable[[str], EventRecipe]
+TASKS: dict[str, tuple[str, Build]] = {
+    "phase": ("The phase of a hidden clock", phase),
+    "stackoverflow": ("The next badge on Stack Overflow", stackoverflow),
+}
+HEADER = ("", "accuracy, %", "log-likelihood", "parameters")
+NOTES = (
+    "Mean ± standard deviation (seeds); log-likelihood per event, in nats. The best epoch by "
+    "validation loss is kept; the test sequences are used once.",
+    "The rules learn from training and validation sequences together; the first two know no times.",
+)
+
+
+def table(
+    root: Path | None,
+    store: Path,
+    *,
+    seeds: int = 3,
+    device: Device = "auto",
+    workers: int = 1,
+    only: Sequence[str] = (),
+    show: bool = False,
+    say: Callable[[str], None] = print,
+) -> list[Table]:
+    """Run what is missing of the two experiments and lay them out, the simple rules first.
+
+    Args:
+        root: folder that holds events/stackoverflow; else that of PRIMAL_DATA.
+        only: names of tasks and variants; what is not named is not run.
+        show: run nothing.
+    """
+    for wish in only:
+        require_choice("--only", wish, (*TASKS, *VARIANTS))
+    tasks = [name for name in TASKS if name in only] or list(TASKS)
+    wanted = [key for key in VARIANTS if key in only] or list(VARIANTS)
+    tables = []
+    for name, (title, build) in TASKS.items():
+        recipes = {key: _rooted(build(key), root) for key in VARIANTS}
+        try:
+            rules = next(iter(recipes.values())).rules()
+        except DataError as error:
+            tables.append(
+                Table(title, HEADER, [("missing", *("" for _ in HEADER[1:]))], (str(error),))
+            )
+            continue
+        place = store / "events" / name
+        runs = {
+            key: {place / f"{key}-seed{n}.json": recipe.seeded(n) for n in range(seeds)}
+            for key, recipe in recipes.items()
+        }
+        if name in tasks and not show:
+            todo = {path: r for key in wanted for path, r in runs[key].items()}
+            for path, result in run_all(todo, device, workers):
+                say(f"{name} {path.stem}: {100 * result.value:.2f} %")
+        rows = [_rule(*rule) for rule in rules.items()]
+        for key, found in runs.items():
+            measured = [r for path, recipe in found.items() if (r := stored(path, recipe))]
+            rows.append(_row(VARIANTS[key][0], measured))
+        tables.append(Table(title, HEADER, rows, NOTES))
+    return tables
+
+
+def _rooted(recipe: EventRecipe, root: Path | None) -> EventRecipe:
+    if isinstance(recipe, StackOverflow):
+        return replace(recipe, data=replace(recipe.data, root=root))
+    return recipe
+
+
+def _rule(name: str, found: dict[str, float]) -> tuple[str, ...]:
+    likelihood = f"{-found['test/loss']:.3f}" if "test/loss" in found else ""
+    return (name, f"{100 * found['test/accuracy']:.1f}", likelihood, "")
+
+
+def _row(name: str, results: Sequence[Result]) -> tuple[str, ...]:
+    if not results:
+        return (name, "", "", "")
+    losses = [result.metrics["test/loss"] for result in results]
+    spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
+    return (
+        name,
+        percent([result.value for result in results]),
+        f"{-mean(losses):.3f}{spread}",
+        f"{results[0].metrics['parameters']:.0f}",
+    )
+
+
+# --- the recipes ---------------------------------------------------------------------------------
+
+RECIPES: dict[str, Entry] = {
+    f"events/{name}/{key}": Entry(summary=f"{title}: {heading}", build=partial(build, key))
+    for name, (title, build) in TASKS.items()
+    for key, (heading, _) in VARIANTS.items()
+}
