@@ -14,7 +14,7 @@ import numpy as np
 
 from primal.data.arrays import read_arrays
 from primal.data.series import SeriesSet, join
-from primal.data.tables import Columns, read_table
+from primal.data.tables import Columns, ScatteredError, read_table
 from primal.data.ts import read_ts
 from primal.errors import DataError
 
@@ -22,19 +22,28 @@ SUFFIXES = (
     *(".ts", ".ts.gz", ".ts.xz", ".npz", ".npy"),
     *(".csv", ".csv.gz", ".csv.xz", ".parquet"),
 )
+CASES = 1024  # read at a time
 LARGEST = float(np.finfo(np.float32).max)  # models compute in float32
 
 
 def read(path: str | Path, columns: Columns | None = None, *, numeric: bool = False) -> SeriesSet:
     """Read a whole file; ``numeric`` targets are numbers to regress on, not class names."""
-    return join(list(read_chunks(path, columns, numeric=numeric)))
+    try:
+        return join(list(_chunks(Path(path), columns or Columns(), numeric, CASES)))
+    except ScatteredError:  # a log, its cases side by side
+        return join(list(_chunks(Path(path), columns or Columns(), numeric, CASES, gather=True)))
 
 
 def read_chunks(
-    path: str | Path, columns: Columns | None = None, *, numeric: bool = False, cases: int = 1024
+    path: str | Path, columns: Columns | None = None, *, numeric: bool = False, cases: int = CASES
 ) -> Iterator[SeriesSet]:
     """Read a file, at most ``cases`` cases at a time."""
-    path = Path(path)
+    return _chunks(Path(path), columns or Columns(), numeric, cases)
+
+
+def _chunks(
+    path: Path, columns: Columns, numeric: bool, cases: int, *, gather: bool = False
+) -> Iterator[SeriesSet]:
     name = path.name.lower()
     if not path.is_file():
         raise DataError(f"{path} is no file; check the path.")
@@ -45,7 +54,7 @@ def read_chunks(
     elif name.endswith((".npz", ".npy")):
         chunks = read_arrays(path, cases)
     else:
-        chunks = read_table(path, columns or Columns(), cases)
+        chunks = read_table(path, columns, cases, gather=gather)
     empty = True
     for chunk in chunks:
         empty = False

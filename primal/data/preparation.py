@@ -42,8 +42,8 @@ class Preparation:
     def fit(cls, train: SeriesSet, target: Target = "class") -> Preparation:
         if train.targets is None:
             raise DataError(
-                f"{_file(train)}labels are required to train, got none; add a column of labels, "
-                "or the labels y to an array."
+                f"{_file(train)}labels are required to train, got none; add a column label, or "
+                "name yours with --data.columns.label, or add the labels y to an array."
             )
         stacked = np.concatenate(train.values).astype(np.float64)
         known = ~np.isnan(stacked)
@@ -112,7 +112,7 @@ class Preparation:
     def targets(self, data: SeriesSet) -> Tensor:  # (cases,) int64 classes or float32 numbers
         if data.targets is None:
             raise DataError(
-                f"{_file(data)}labels are required to measure, got none; add a column of labels."
+                f"{_file(data)}labels are required to measure, got none; add them as in training."
             )
         if self.classes is None:
             numbers = _as_numbers(data, data.targets)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None"]
-CELLS = 2**20  # read at a time
+CELLS = 2**17  # read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,24 @@ class Columns:
     """Optional in a file to predict."""
 
 
-def read_table(path: Path, columns: Columns, cases: int) -> Iterator[SeriesSet]:
-    """Read at most ``cases`` cases at a time; the rows of a case stand together, sorted by time."""
+class ScatteredError(DataError):
+    """The rows of a case do not follow each other, but have times to sort them by."""
+
+
+def read_table(
+    path: Path, columns: Columns, cases: int, *, gather: bool = False
+) -> Iterator[SeriesSet]:
+    """Read at most ``cases`` cases at a time; the rows of each are sorted by time.
+
+    They follow each other too, unless ``gather``, which takes the whole table into memory.
+    """
     _require_pandas(path)
     import pandas as pd
 
     table = _Table(path, columns)
     frames = _parquet_frames(table) if path.suffix.lower() == ".parquet" else _csv_frames(table)
+    if gather:
+        frames = _gathered(table, frames)
     held: list[pd.DataFrame] = []  # of a case that may go on in the next frame
     last = None
     for frame in frames:
@@ -112,7 +123,10 @@ def _check_width(path: Path, row: int, line: str, width: int) -> None:
 def _cells(path: Path, row: int, line: str) -> list[str]:
     if line.count('"') % 2:
         raise DataError(f"{path}, row {row}: a quotation mark is not closed; close or remove it.")
-    return next(csv.reader([line], skipinitialspace=True), [])
+    try:
+        return next(csv.reader([line], skipinitialspace=True), [])
+    except csv.Error as error:
+        raise DataError(f"{path}, row {row} is no CSV ({error}); export the table again.") from None
 
 
 def _parquet_frames(table: _Table) -> Iterator[pd.DataFrame]:
@@ -127,7 +141,9 @@ def _parquet_frames(table: _Table) -> Iterator[pd.DataFrame]:
             "pip install 'primal-attention[timeseries]'."
         ) from None
     try:
-        with pyarrow.parquet.ParquetFile(table.path) as file:
+        # Otherwise arrow reads whole row groups ahead, each easily a million rows.
+        reading = {"pre_buffer": False, "buffer_size": 2**20}
+        with pyarrow.parquet.ParquetFile(table.path, **reading) as file:
             # What pandas kept as an index is no channel.
             names = [n for n in file.schema_arrow.names if not n.startswith("__index_level_")]
             table.set_names(names)
@@ -144,6 +160,15 @@ def _parquet_frames(table: _Table) -> Iterator[pd.DataFrame]:
         ) from None
 
 
+def _gathered(table: _Table, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Put each case's rows together, in the order of the file."""
+    import pandas as pd
+
+    frame = pd.concat(list(frames))
+    codes, _ = pd.factorize(_text(frame[table.columns.case]))
+    yield frame.iloc[np.argsort(codes, kind="stable")]
+
+
 # --- from frames to cases -------------------------------------------------------------------------
 
 
@@ -153,6 +178,7 @@ class _Table:
     def __init__(self, path: Path, columns: Columns) -> None:
         self.path, self.columns = path, columns
         self.channels: list[str] = []
+        self.timed = self.labelled = False
         self.seen: set[str] = set()
         self.dated: bool | None = None
 
@@ -176,6 +202,7 @@ class _Table:
                     f"{self.path}, row 1: each column needs its own name, got {name!r} twice; "
                     "rename or drop one."
                 )
+        self.timed, self.labelled = time in names, label in names
         self.channels = [name for name in names if name not in (case, time, label)]
         if not self.channels:
             raise DataError(
@@ -215,9 +242,12 @@ class _Table:
                     f"{self.columns.case!r}."
                 )
             if name in self.seen:
-                raise DataError(
+                case, time = self.columns.case, self.columns.time
+                # Without times these may as well be two cases of one name.
+                kind, then = (ScatteredError, f", then {time!r}") if self.timed else (DataError, "")
+                raise kind(
                     f"{self.path}, row {row}: the rows of a case must follow each other, got more "
-                    f"of case {name}; sort by {self.columns.case!r}, then {self.columns.time!r}."
+                    f"of case {name}; sort by {case!r}{then}, or give each case its own name."
                 )
             self.seen.add(name)
 
@@ -237,6 +267,8 @@ class _Table:
             remedy = ", or leave it empty if it is missing" if optional else ""
             if column.name in self.channels:
                 remedy += f"; if {column.name!r} is no channel, drop it"
+                if not self.labelled:
+                    remedy += ", or if it is the label, name it with --data.columns.label"
             raise self._wrong_cell(column, wrong, "a finite number", f"correct it{remedy}")
         return found
 
@@ -250,12 +282,15 @@ class _Table:
         )
 
     def _times(self, frame: pd.DataFrame, starts: np.ndarray) -> np.ndarray | None:
-        if self.columns.time not in frame:
+        if not self.timed:
             return None
         column = frame[self.columns.time]
         if self.dated is None:
             self.dated = _is_date(column.iloc[0])  # the first cell says what all are
-        times = self._seconds(column) if self.dated else self._numbers(column, optional=False)
+        if self.dated:
+            times = self._seconds(column, starts)
+        else:
+            times = self._numbers(column, optional=False)
         gaps = np.diff(times, prepend=-np.inf)
         gaps[starts] = np.inf
         if (gaps <= 0).any():
@@ -269,7 +304,8 @@ class _Table:
             )
         return times
 
-    def _seconds(self, column: pd.Series) -> np.ndarray:
+    def _seconds(self, column: pd.Series, starts: np.ndarray) -> np.ndarray:
+        """Return the seconds since each case began: a date's own would be rounded."""
         import pandas as pd
 
         dates = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
@@ -278,10 +314,12 @@ class _Table:
             raise self._wrong_cell(
                 column, wrong, "a date", "write it as 2026-01-31 or 2026-01-31 23:59:59.5"
             )
-        return ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy()
+        moments = dates.dt.tz_localize(None).to_numpy()
+        begun = np.repeat(moments[starts], np.diff([*starts, len(moments)]))
+        return (moments - begun) / np.timedelta64(1, "s")
 
     def _labels(self, frame: pd.DataFrame, starts: np.ndarray) -> np.ndarray | None:
-        if self.columns.label not in frame:
+        if not self.labelled:
             return None
         labels = _text(frame[self.columns.label])
         of_case = np.repeat(labels[starts], np.diff([*starts, len(frame)]))
