@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -74,7 +75,8 @@ def read_arrays(path: Path, cases: int) -> Iterator[SeriesSet]:
                 yield from _sets(path, file, sides, cases)
     # A RuntimeError is zipfile's word for an archive that is locked, or packed in a foreign way.
     except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; save or copy it again.") from None
+        what = str(error)[:100]  # zipfile's may quote half the file
+        raise DataError(f"{path} cannot be read: {what}; save or copy it again.") from None
 
 
 def _sets(path: Path, file: IO[bytes], sides: _Sides, cases: int) -> Iterator[SeriesSet]:
@@ -129,8 +131,12 @@ def _header(path: Path, name: str, file: IO[bytes]) -> tuple[tuple[int, ...], bo
         shape, transposed, dtype = (
             read if version == (1, 0) else np.lib.format.read_array_header_2_0
         )(file)
-    except ValueError as error:
-        raise DataError(f"{path}: {name} is no numpy array ({error}); {SAVE}.") from None
+        if min(shape, default=1) < 0:
+            raise ValueError(f"its shape is {shape}")
+    # numpy parses the header as a Python literal, with all that can be wrong with one.
+    except (SyntaxError, TokenError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split())[:100]
+        raise DataError(f"{path}: {name} is no numpy array ({what}); {SAVE}.") from None
     if dtype.hasobject:
         raise DataError(
             f"{path}: {name} holds Python objects, which are never unpickled; save numbers, and "

@@ -92,7 +92,7 @@ def _csv_frames(table: _Table) -> Iterator[pd.DataFrame]:
         # Lines of nothing but commas, as spreadsheets leave them, are no rows.
         filled = [(row, line) for row, line in chunk if line.strip(" ,\t\r\n")]
         for row, line in filled:
-            if line.count(",") != len(names) - 1 or '"' in line:
+            if line.count(",") != len(names) - 1 or '"' in line or "\r" in line.rstrip("\r\n"):
                 _check_width(path, row, line, len(names))
         if not filled:
             continue
@@ -153,7 +153,10 @@ def _parquet_frames(table: _Table) -> Iterator[pd.DataFrame]:
                 frame.index = pd.RangeIndex(row, row + len(frame))
                 row += len(frame)
                 yield frame
-    except (pyarrow.ArrowException, OSError) as error:
+    except DataError:
+        raise
+    # A ValueError is one of what pandas wrote beside the table: broken JSON, or no UTF-8.
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         message = " ".join(str(error).split())
         raise DataError(
             f"{table.path} is no readable Parquet ({message}); save it again."

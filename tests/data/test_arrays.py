@@ -179,6 +179,24 @@ def test_an_array_cut_short_is_told(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        (b"(3, ", b"(-3,"),
+        (b"'descr'", b"b'desc'"),
+        (b"}", b")"),
+        (b"}", b" "),
+        (b"'<f4'", b"'<x4'"),
+    ],
+)
+def test_a_damaged_header_is_told(tmp_path, damage):
+    path = tmp_path / "some.npy"
+    np.save(path, X)
+    path.write_bytes(path.read_bytes().replace(*damage, 1))
+    with pytest.raises(DataError, match=r"some.npy: X is no numpy array \(.*\); save it with"):
+        read(path)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_wrong_checksum_is_noticed(tmp_path, compressed):
     path = tmp_path / "some.npz"

@@ -261,6 +261,7 @@ def test_a_parquet_without_rows_is_told(tmp_path):
         (CONTENT.replace("2,,", '2,"",,'), r"row 3: 5 cells are required, as in row 1, got 6"),
         (CONTENT.replace("30", '"30'), r"row 4: a quotation mark is not closed"),
         (CONTENT.replace("\n", "\r"), r"row 1 is no CSV .*; export the table again"),
+        (CONTENT.replace("40", "4\r0"), r"row 5 is no CSV .*; export the table again"),
         (CONTENT.replace("40", "4O"), r"row 5, column 'y': a finite number is required, got '4O'"),
         (CONTENT.replace("40", "-inf"), r"row 5, column 'y': a finite number.*got '-inf'"),
         (CONTENT.replace("40", "1e39"), r"row 5, case 7, step 1: finite numbers are required"),
