@@ -20,7 +20,7 @@ def learning_curves(run: Run) -> Html | None:
 
 
 def _loss(run: Run) -> Html | None:
-    note = "cross-entropy" if run.classifies else "squared error, of the standardised target"
+    note = "cross-entropy" if run.classifies else "squared error, standardised"
     return _chart(run, "Loss", _sets(run, "loss"), f"{note}, mean of the cases")
 
 
@@ -28,11 +28,11 @@ def _score(run: Run) -> Html | None:
     if run.classifies:
         lines = _sets(run, "accuracy", {"train": "train/score"})
         return _chart(run, "Accuracy", lines, "share of the cases that are right", percent=True)
-    lines = _sets(run, "error")
-    if lines:
-        return _chart(run, "Error", lines, "root mean square, in the target's unit")
-    alone = _sets(run, "error", {"train": "train/score"})
-    return _chart(run, "Error", alone, "mean absolute, in standard deviations of the target")
+    if any(name.endswith("/error") for row in run.metrics for name in row):
+        note = "root mean square, in the target's unit"
+        return _chart(run, "Error", _sets(run, "error"), note)
+    lines = [Line("train", _points(run, "train/score"), COLOURS["train"], label="train")]
+    return _chart(run, "Error", lines, "mean absolute, in standard deviations")
 
 
 def _objective(run: Run) -> Html | None:

@@ -22,6 +22,7 @@ SECTIONS = (  # in reading order; a section is None where the run has nothing to
     ("settings", "Settings", recipe),
     ("environment", "Environment", environment),
 )
+TITLES = {"mistakes": "Largest errors", "predictions": "Predicted and true"}  # of a regression
 
 
 def write_report(folder: Path) -> Path:
@@ -35,7 +36,12 @@ def write_report(folder: Path) -> Path:
 
 def page(run: Run) -> str:
     """Return the page of a run."""
-    shown = [(name, title, content) for name, title, make in SECTIONS if (content := make(run))]
+    titles = {} if run.classifies else TITLES
+    shown = [
+        (name, titles.get(name, title), content)
+        for name, title, make in SECTIONS
+        if (content := make(run))
+    ]
     links = [tag("a", title, href=f"#{name}") for name, title, _ in shown if title]
     sections = [
         tag("section", tag("h2", title) if title else None, content, id=name)

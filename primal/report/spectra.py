@@ -11,7 +11,7 @@ from primal.report.run import Run
 from primal.report.svg import Axis, Line, Point, figure, fit_axis, heatmap, line_chart
 
 COLOURS = ("a", "b", "c")
-LAYERS, HEADS, POINTS, COLUMNS = 8, 16, 48, 64  # at most: drawn, of a layer, of a line, of a row
+LAYERS, HEADS, POINTS, COLUMNS = 6, 16, 48, 64  # at most: drawn, of a layer, of a line, of a row
 LOG_FROM = 48  # singular values from which a logarithmic axis tells more
 ROUNDING = 1e-7  # of the largest singular value: what is smaller is float32's rounding
 

@@ -278,7 +278,7 @@ def matrix(
     short = [shorten(label, 14) for label in labels]
     longest = TEXT * max(len(label) for label in short)
     every = math.ceil(13 / cell)
-    left = longest + 26
+    left = longest + 32
     upright = max(len(label) for label in short) * TEXT <= cell * every - 3
     top = 40 if upright else longest + 32
     aside = f"translate(11 {_n(top + cell * size / 2)}) rotate(-90)"
