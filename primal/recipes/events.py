@@ -262,14 +262,17 @@ def phase(variant: str) -> Phase:
 
 
 def stackoverflow(variant: str) -> StackOverflow:
-    """Build a model for the badges; a unit of time is a day."""
+    """Build a model for the badges; a unit of time is a day.
+
+    The LSTM learns more slowly, in epochs that cost less: it is given three times as many.
+    """
     model = EventModelConfig(encoder=_encoder(0.1), shortest=0.5, longest=1000.0)
     return StackOverflow(
         model=_model(variant, model),
         training=TrainingConfig(
-            epochs=16,
+            epochs=32 if variant == "lstm" else 10,
             batch_size=32,
-            learning_rate=4e-3,
+            learning_rate=8e-3,
             weight_decay=0.01,
             average=0.99,
             select="validation/loss",
