@@ -155,7 +155,7 @@ def test_own_files_in_closed_form(own_file, capsys):
     [
         (["run", "uea/JapaneseVowel"], r"Did you mean 'uea/JapaneseVowels'\?"),
         (["run", "timeseries"], r"--data\.path FILE, or --data\.name NAME"),
-        (["run", "uea/PEMS-SF"], r"not on this machine .* --data\.download True"),
+        (["run", "uea/PEMS-SF"], r"not on this machine .* --data\.download"),
         (["run", "timeseries", "--data.path", "no.csv"], r"no\.csv"),
         ([*RUN, "--training.epochs", "0"], r"epochs must be a positive integer, got 0"),
         ([*RUN, "--training.optimizer", "sgd"], r"sgd"),
@@ -229,10 +229,11 @@ def test_torchrun_gives_the_result_of_one_process():
     assert cli.main([*run, "--folder", "one"]) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     subprocess.run(
-        [*torchrun, "--master-port", "0", "-m", "primal", *run, "--folder", "two"],
+        [*torchrun, "--standalone", "-m", "primal", *run, "--folder", "two"],
         check=True,
         capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
     )
     one, two = (
         [json.loads(line) for line in (Path(name) / "metrics.jsonl").read_text().splitlines()]
