@@ -307,7 +307,7 @@ def _diagnose(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _table(arguments: argparse.Namespace, _: list[str]) -> int:
-    from rich.console import Console
+    from primal.recipes import events, uea
 
     options = {
         "seeds": arguments.seeds,
@@ -315,12 +315,16 @@ def _table(arguments: argparse.Namespace, _: list[str]) -> int:
         "only": arguments.only.split(",") if arguments.only else (),
         "show": arguments.show,
     }
-    from primal.recipes import events, uea
-
     make = {"uea": uea.table, "events": events.table}[arguments.name]
     tables = make(arguments.root, arguments.store, workers=arguments.workers, **options)
+    text = "\n\n".join(table.markdown() for table in tables)
     if arguments.out is not None:
-        arguments.out.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
+        arguments.out.write_text(text + "\n")
+    if not sys.stdout.isatty():
+        print(text)
+        return 0
+    from rich.console import Console
+
     for table in tables:
         Console(highlight=False).print(table.screen())
     return 0
