@@ -3,9 +3,10 @@
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 from primal import settings
 from primal.recipes.base import Recipe, Result, environment, to_json
@@ -19,9 +20,28 @@ def stored(path: Path, recipe: Recipe) -> Result | None:
         content = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
         return None
-    if content["recipe"] != json.loads(json.dumps(to_json(recipe))):
+    if _apart_from_its_place(content["recipe"]) != _apart_from_its_place(to_json(recipe)):
         return None
     return settings.from_json(Result, content["result"])
+
+
+def _apart_from_its_place(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return what a result depends on: not the folder the data lies in."""
+    content: dict[str, Any] = json.loads(json.dumps(recipe))
+    content.get("data", {}).pop("root", None)
+    return content
+
+
+def places(paths: Iterable[Path]) -> str:
+    """Say on which machines, and when, the results in ``paths`` were found."""
+    found = [json.loads(path.read_text())["environment"] for path in paths if path.exists()]
+    days: dict[str, list[str]] = {}
+    for one in found:
+        days.setdefault(one["device"], []).append(one["date"][:10])
+    return "; ".join(
+        f"{device}, {' to '.join(sorted({min(dates), max(dates)}))}"
+        for device, dates in days.items()
+    )
 
 
 def run(path: Path, recipe: Recipe, device: Device = "auto") -> Result:

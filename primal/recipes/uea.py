@@ -11,7 +11,7 @@ from primal.data import uea
 from primal.errors import require_choice
 from primal.models.build import EncoderConfig
 from primal.recipes.base import Entry
-from primal.recipes.cells import run_all, stored
+from primal.recipes.cells import places, run_all, stored
 from primal.recipes.layout import Table, percent
 from primal.recipes.published import COLUMNS, SETTINGS, TABLE_1
 from primal.recipes.timeseries import ClosedForm, SeriesConfig, TimeSeries
@@ -144,10 +144,13 @@ def table(
         for path, result in run_all(todo, device, workers):
             say(f"{path.parent.name} {path.stem}: {100 * result.value:.2f} %")
     measured = {
-        where: [r.value for path, recipe in found.items() if (r := stored(path, recipe))]
-        for where, found in runs.items()
+        cell: [r.value for path, recipe in found.items() if (r := stored(path, recipe))]
+        for cell, found in runs.items()
     }
-    return [_published(present), _ours(present, measured)]
+    where = places(
+        path for found in runs.values() for path, recipe in found.items() if stored(path, recipe)
+    )
+    return [_published(present), _ours(present, measured, where)]
 
 
 def _published(present: Sequence[str]) -> Table:
@@ -163,7 +166,9 @@ def _published(present: Sequence[str]) -> Table:
     return Table("Table 1 of the paper", ("", *COLUMNS), rows, notes)
 
 
-def _ours(present: Sequence[str], measured: dict[tuple[str, str], list[float]]) -> Table:
+def _ours(
+    present: Sequence[str], measured: dict[tuple[str, str], list[float]], where: str
+) -> Table:
     rows = [
         (name, *(percent(measured[name, key]) for _, key in OURS))
         if name in present
@@ -184,6 +189,8 @@ def _ours(present: Sequence[str], measured: dict[tuple[str, str], list[float]]) 
         f"honest: {VALIDATION:.0%} of the training cases choose the epoch, the test set is used "
         "once. Our encoder and the closed form choose nothing: all training cases, last epoch.",
     ]
+    if where:
+        notes.append(f"Measured on {where}.")
     if absent:
         notes.append(
             f"missing, not on this machine: {', '.join(absent)}; get NAME_TRAIN.ts and "
