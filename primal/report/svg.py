@@ -346,6 +346,7 @@ def heatmap(
     x_title: str,
 ) -> Html:
     """Draw rows of shaded cells; a row may end early."""
+    rows = [(shorten(label, 32), colour, values) for label, colour, values in rows]
     width, top = 760.0, 6.0
     cell_height = 20.0 if len(rows) <= 16 else 14.0
     left = 14 + TEXT * max(len(label) for label, _, _ in rows)
