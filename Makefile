@@ -15,8 +15,8 @@ help: ## list the targets
 	@echo 'make TARGET   (with another Python: make clean, then make PYTHON=python3.12 TARGET)'
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 14
 
-demo: $(VENV)/.runtime ## train on handwritten digits and show what the attention learned
-	@$(BIN)/python examples/digits.py
+demo: $(VENV)/.runtime ## train a classifier of time series and write a page about it: two minutes
+	@$(BIN)/primal run uea/JapaneseVowels
 
 test: lint types pytest examples docs wheel ## everything a change must pass
 
@@ -47,8 +47,9 @@ docs: $(VENV)/.dev ## build the documentation; a broken link or reference fails
 
 wheel: build/wheel-works ## build the wheel, install it into an empty environment, use it there
 
-bench: $(VENV)/.runtime ## measure the attention on this machine's CPU
+bench: $(VENV)/.runtime ## measure the attention, and a training step, on this machine's CPU
 	@$(BIN)/python benchmarks/core_cpu.py
+	@$(BIN)/python benchmarks/train_step.py
 
 clean: ## remove all that these targets made
 	@rm -rf $(VENV) build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -106,7 +107,7 @@ $(VENV)/.dev: $(VENV)/.runtime
 # Tried again only when something that goes into the wheel has changed: an empty environment takes a
 # minute. Nothing is compiled there, it runs once.
 build/wheel-works: export PIP_NO_COMPILE := 1
-build/wheel-works: $(VENV)/.dev README.md LICENSE $(shell find primal -name '*.py' -o -name py.typed)
+build/wheel-works: $(VENV)/.dev README.md LICENSE $(shell find primal -name '*.py' -o -name '*.css' -o -name py.typed)
 	@rm -rf build/empty dist
 	@$(BIN)/python -m pip --quiet --quiet wheel --no-deps --no-build-isolation --wheel-dir dist .
 	@$(BIN)/python -m venv build/empty

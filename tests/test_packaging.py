@@ -33,7 +33,7 @@ def test_the_wheel_is_pure_python(wheel):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "primal").rglob("*.py")}
-    assert shipped == package | {"primal/py.typed"}
+    assert shipped == package | {"primal/py.typed", "primal/report/style.css"}
 
 
 def test_dependencies_are_what_is_imported():
