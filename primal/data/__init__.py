@@ -1,0 +1,1 @@
+"""Data as a model reads it: files of series, sets of the UEA archive, events."""

@@ -1,0 +1,1 @@
+"""Training: the loop, its optimizers, checkpoints and processes; series in, a predictor out."""
