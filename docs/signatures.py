@@ -65,7 +65,10 @@ def _is_record(node: ast.ClassDef) -> bool:
 
 def _record(node: ast.ClassDef, source: list[str]) -> str:
     """Return the class's first line and its fields, with their comments and documentation."""
-    fields = [part for part in node.body[1:] if isinstance(part, ast.AnnAssign | ast.Expr)]
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    fields = [part for part in body if isinstance(part, ast.AnnAssign | ast.Expr)]
+    if not fields:  # a recipe that adds methods alone
+        return source[node.lineno - 1]
     functions = [part for part in node.body if isinstance(part, ast.FunctionDef)]
     decorators = (part.lineno for function in functions for part in function.decorator_list)
     end = min((*decorators, *(function.lineno for function in functions)), default=None)
