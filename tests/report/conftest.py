@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from string import ascii_lowercase
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -316,15 +318,33 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="session", params=list(KINDS))
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of each kind of run, with its report."""
-    folder = tmp_path_factory.mktemp("runs") / request.param
-    write_report(write(folder, KINDS[request.param]()))
-    return folder
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What returns the folder of a kind of run, with its report; each is made once."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def made(kind: str) -> Path:
+        write_report(write(folder / kind, KINDS[kind]()))
+        return folder / kind
+
+    return made
+
+
+@pytest.fixture(params=list(KINDS))
+def run(request: pytest.FixtureRequest, runs: Callable[[str], Path]) -> Path:
+    """The folder of each kind of run."""
+    return runs(request.param)
 
 
 @pytest.fixture
 def written() -> Callable[[Path, dict[str, Any]], Path]:
     """What writes a run's folder."""
     return write
+
+
+@pytest.fixture
+def parts() -> SimpleNamespace:
+    """What makes up the parts of a run."""
+    given = (everything, result, curves, guesses, mistake, spectrum)
+    return SimpleNamespace(OTHERS=OTHERS, **{each.__name__: each for each in given})
