@@ -13,6 +13,7 @@ from primal.data.series import SeriesSet, as_names
 from primal.errors import DataError
 
 Target = Literal["class", "value"]
+FAR = 1e6  # standard deviations: what is further is taken for so far, and stays finite in float32
 
 
 class Inputs(NamedTuple):
@@ -93,6 +94,7 @@ class Preparation:
         lengths = data.lengths
         values = np.concatenate(data.values).astype(np.float64)[:, self._order(data)]
         values = (values - np.asarray(self.mean)) / np.asarray(self.scale)
+        values = values.clip(-FAR, FAR)  # NaN stays
         times = None if data.times is None else np.concatenate(data.times).astype(np.float64)
         missing = np.isnan(values)
         parts = [_filled(values, missing, times, lengths) if missing.any() else values]
