@@ -162,7 +162,7 @@ def test_own_files_in_closed_form(own_file, capsys):
         ([*RUN, "--training.epoch", "3"], r"--training\.epochs"),
         ([*RUN, "--resume", "nowhere"], r"nowhere holds no run"),
         (["predict", "nowhere", "x.csv", "--out", "y.csv"], r"nowhere has no recipe\.json"),
-        (["report", "nowhere"], r"nowhere has no result\.json"),
+        (["report", "nowhere"], r"nowhere with neither result\.json"),
         (["diagnose", "nowhere"], r"nowhere has no spectrum\.json"),
         (["list", "nothing"], r"`primal list` lists all"),
         (["table", "uea", "--only", "JapaneseVowel"], r"Did you mean 'JapaneseVowels'\?"),
