@@ -107,14 +107,14 @@ class Forecaster:
         )
         return self.logits(events.windows(sequence, self.window))[-1].double().softmax(0).numpy()
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write one file that is all it takes to predict."""
         state = {"config": to_json(self.config), "kinds": self.kinds, "window": self.window}
-        checkpoint.save(path, self.model.state_dict(), state)
+        checkpoint.save(Path(path), self.model.state_dict(), state)
 
     @classmethod
-    def load(cls, path: Path, device: Device = "auto") -> Self:
-        tensors, state = checkpoint.load(path)
+    def load(cls, path: str | Path, device: Device = "auto") -> Self:
+        tensors, state = checkpoint.load(Path(path))
         config = from_json(EventModelConfig, state["config"])
         made = cls(config, state["kinds"], state["window"], choose_device(device))
         made.model.load_state_dict(tensors)
