@@ -1,7 +1,225 @@
+"""A model of series fitted in seconds, without gradient descent.
+
+Random convolutions of a series and of its differences, and the scores of primal attention between
+the two, are pooled over time; ridge regressions read them, the leave-one-out error chooses how much
+each is shrunk, and what they predict for cases left out tells how far to trust each of them.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from torch import nn
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from primal.attention.base import as_mask, check_tokens, zero_rows
+from primal.errors import require_positive
+from primal.models.classifier import ClassifierOutput
+from primal.models.dilated import Steps, spread_dilations
+from primal.models.ridge import blend, fit_ridge
+from primal.models.summaries import AttentionScores, Contests, Excesses, Outline, Summary
+
+SAMPLE = 64  # training cases that thresholds and directions are fitted to
+RESPONSES = 2**24  # numbers that exist at one time, per family
+FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
+WIDEST = 4096  # cases or features whose Gram matrix is decomposed
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClosedFormConfig:
-    pass
+    """The sizes of a model of series that is fitted in closed form."""
+
+    dilations: int = 8
+    """At most so many, spread from neighbouring steps to the whole series."""
+    thresholds: int = 32
+    """Per filter of MiniRocket, shared out among the dilations."""
+    groups: int = 32
+    """Of eight competing filters, per dilation."""
+    width: int = 64
+    """Of the tokens of primal attention."""
+    rank: int = 16
+    """Directions of primal attention per side and dilation; 0 does without."""
+    points: int = 16
+    """Through which the outline of a series is drawn."""
+    most_steps: int = 4096
+    """Longer series are averaged over neighbouring steps until they are this short."""
+
+
+@final
 class ClosedFormModel(nn.Module):
-    pass
+    """Classify series, or predict numbers (``outputs=1``), after one ``fit`` in closed form.
+
+    Args:
+        channels: width of a step.
+        outputs: classes, or 1 for a regression.
+        max_tokens: the longest series of training; others may be longer or shorter.
+
+    >>> x, classes = torch.randn(20, 30, 3), torch.arange(20) % 2
+    >>> model = ClosedFormModel(3, 2, 30).fit(x, torch.full((20,), 30), classes)
+    >>> model(torch.randn(4, 50, 3), mask=torch.tensor([50, 7, 1, 20])).logits.shape
+    torch.Size([4, 2])
+    """
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+    fitted: Tensor
+
+    def __init__(
+        self, channels: int, outputs: int, max_tokens: int, config: ClosedFormConfig | None = None
+    ) -> None:
+        super().__init__()
+        for name, value in (("channels", channels), ("outputs", outputs), ("steps", max_tokens)):
+            require_positive(name, value)
+        config = ClosedFormConfig() if config is None else config
+        self.channels, self.outputs = channels, outputs
+        self.stride = -(-max_tokens // config.most_steps)
+        dilations = spread_dilations(-(-max_tokens // self.stride), config.dilations)
+        shares = [config.thresholds // len(dilations)] * len(dilations)
+        for i in range(config.thresholds % len(dilations)):
+            shares[i] += 1
+        self.of_series, self.of_changes = (
+            nn.ModuleList(
+                family
+                for dilation, share in zip(dilations, shares, strict=True)
+                for family in (
+                    Excesses(channels, dilation, share),
+                    Contests(channels, dilation, config.groups),
+                )
+            )
+            for _ in range(2)
+        )
+        self.attention = nn.ModuleList(
+            AttentionScores(channels, dilation, config.width, config.rank, 4)
+            for dilation in dilations
+            if config.rank
+        )
+        self.outline = Outline(channels, config.points, 2048)
+        features = sum(summary.features for summary, _ in self._summaries())
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("scale", torch.zeros(features))
+        self.register_buffer("weight", torch.zeros(features, outputs))
+        self.register_buffer("bias", torch.zeros(outputs))
+        self.register_buffer("fitted", torch.tensor(False))
+
+    @torch.no_grad()
+    def fit(
+        self, x: Tensor, lengths: Tensor, targets: Tensor, *, seed: int = 0
+    ) -> "ClosedFormModel":
+        """Fit to series x (B, N, channels) and targets: (B,) classes, or numbers."""
+        generator = torch.Generator().manual_seed(seed)
+        self._draw(x, lengths, generator)
+        features, kept = self._training_features(x, lengths, generator)
+        self.mean.zero_()
+        self.mean[kept] = features.mean(0)
+        features -= self.mean[kept]
+        spread = features.square().mean(0).sqrt()
+        # A feature that is constant in training says nothing, whatever it is later.
+        self.scale.zero_()
+        self.scale[kept] = torch.where(spread > 1e-6, 1 / spread, 0.0)
+        features *= self.scale[kept]
+        wanted = targets[:, None].float()
+        if self.outputs > 1:
+            wanted = 2 * F.one_hot(targets, self.outputs).float() - 1
+        heads = []
+        for part in self._heads(kept):
+            heads.append((part, fit_ridge(features[:, part], wanted)))
+        trust = blend([ridge.held_out for _, ridge in heads], targets)
+        weight, bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        for (part, ridge), share in zip(heads, trust.tolist(), strict=True):
+            weight[kept[part]] += share * ridge.weight
+            bias += share * ridge.bias
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)
+        self.fitted.fill_(True)
+        return self
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> ClassifierOutput:
+        """Predict for x (B, N, channels); ``mask`` is (B, N) bool, True = real, or (B,) lengths."""
+        check_tokens("x", x, self.channels)
+        if not self.fitted:
+            raise RuntimeError("the model must be fitted before it predicts; call fit first.")
+        mask = as_mask("mask", mask, x)
+        lengths = (
+            torch.full((len(x),), x.shape[1], device=x.device) if mask is None else mask.sum(1)
+        )
+        logits = x.new_empty(len(x), self.outputs)
+        for cases, steps in self._batches(zero_rows(x, mask), lengths):
+            standard = (self._features(steps) - self.mean) * self.scale
+            logits[cases] = standard @ self.weight + self.bias
+        return ClassifierOutput(logits, ())
+
+    def _summaries(self) -> Iterator[tuple[Summary, bool]]:
+        """Yield every family, and whether it reads the differences; first those of the outline."""
+        yield self.outline, False
+        for part, of_changes in (
+            (self.attention, False),
+            (self.of_series, False),
+            (self.of_changes, True),
+        ):
+            for summary in part:
+                assert isinstance(summary, Summary)
+                yield summary, of_changes
+
+    def _draw(self, x: Tensor, lengths: Tensor, generator: torch.Generator) -> None:
+        chosen = torch.randperm(len(x), generator=generator)[:SAMPLE].to(x.device)
+        sample = self._steps(x[chosen], lengths[chosen])
+        for summary, of_changes in self._summaries():
+            summary.draw(sample.changes() if of_changes else sample, generator)
+
+    def _features(self, steps: Steps) -> Tensor:  # (n, features)
+        changes = steps.changes()
+        return torch.cat(
+            [
+                summary(changes if of_changes else steps)
+                for summary, of_changes in self._summaries()
+            ],
+            dim=1,
+        )
+
+    def _training_features(
+        self, x: Tensor, lengths: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:  # (n, kept), (kept,)
+        """Return as many features as fit, of many cases drawn at random, and which they are."""
+        total, n = len(self.mean), len(x)
+        most = FEATURES // n if n <= WIDEST else min(FEATURES // n, WIDEST)
+        kept = torch.arange(total)
+        if most < total:
+            kept = torch.randperm(total, generator=generator)[:most].sort().values
+        kept = kept.to(x.device)
+        features = x.new_empty(n, len(kept))
+        for cases, steps in self._batches(x, lengths):
+            features[cases] = self._features(steps)[:, kept]
+        return features, kept
+
+    def _heads(self, kept: Tensor) -> list[slice]:
+        """Return what each regression reads: the outline, the attention, all that is convolved."""
+        outline = self.outline.features
+        attention = outline + sum(s.features for s in self.attention if isinstance(s, Summary))
+        first, second = torch.searchsorted(kept, kept.new_tensor([outline, attention])).tolist()
+        parts = [slice(0, first), slice(first, second), slice(first, len(kept))]
+        return [part for part in parts if part.stop > part.start]
+
+    def _batches(self, x: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Steps]]:
+        """Yield cases of like length, few enough for the memory and the cache."""
+        order = lengths.argsort(stable=True)
+        begin = 0
+        while begin < len(order):
+            # As many as the longest in reach allows.
+            cases = order[begin : begin + 64]
+            size = max(1, RESPONSES // (256 * int(lengths[cases[-1]])))
+            cases = cases[:size]
+            longest = int(lengths[cases[-1]])
+            yield cases, self._steps(x[cases, :longest], lengths[cases])
+            begin += len(cases)
+
+    def _steps(self, x: Tensor, lengths: Tensor) -> Steps:
+        if self.stride > 1:
+            short = F.pad(x, (0, 0, 0, -x.shape[1] % self.stride))
+            sums = short.unflatten(1, (-1, self.stride)).sum(2)
+            starts = torch.arange(sums.shape[1], device=x.device) * self.stride
+            counts = (lengths[:, None] - starts).clamp(1, self.stride)
+            x, lengths = sums / counts[..., None], -(-lengths // self.stride)
+        return Steps(x.transpose(0, 1).contiguous(), lengths)

@@ -1,0 +1,114 @@
+"""Ridge regression in closed form, its strength chosen by the exact leave-one-out error."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+STRENGTHS = 10.0 ** torch.arange(-4.0, 4.1, 0.5, dtype=torch.float64)  # times the mean of ‖z‖²
+
+
+class Ridge(NamedTuple):
+    """A fitted ridge regression."""
+
+    weight: Tensor  # (p, c)
+    bias: Tensor  # (c,)
+    held_out: Tensor  # (n, c), what the fit without each case predicts for it
+    strength: float
+
+
+def fit_ridge(features: Tensor, targets: Tensor, strengths: Tensor = STRENGTHS) -> Ridge:
+    """Fit ``features @ weight + bias`` to targets; features (n, p) should have mean 0.
+
+    One eigendecomposition, of the smaller of ZZᵀ and ZᵀZ, gives all strengths λ. With K = ZZᵀ
+    and G = (K + λI)⁻¹ the residuals are λGy, and those of the fits without case i
+
+        λ (G y)_i / (λ G_ii − 1/n)
+
+    where 1/n is the bias, which is not penalised. ``strengths`` are relative to the mean of K_ii.
+    """
+    n, p = features.shape
+    z = features - features.mean(0)
+    offset = targets.double().mean(0)
+    y = targets.double() - offset
+    dual = n <= p
+    gram = (z @ z.mT if dual else z.mT @ z).double()
+    values, vectors = torch.linalg.eigh(gram)
+    values = values.clamp(min=0)
+    scale = float(values.sum()) / n or 1.0
+    # λG = I − P diag(1/(s + λ)) Pᵀ over the leading directions P = Z V = U √s.
+    directions = vectors * values.sqrt() if dual else z.double() @ vectors
+    squares, rotated = directions.square(), directions.mT @ y
+    best = None
+    for strength in (strengths.to(values) * scale).tolist():
+        shrunk = 1 / (values + strength)
+        residual = y - directions @ (rotated * shrunk[:, None])
+        left = (1 - squares @ shrunk - 1 / n).clamp(min=1e-9)
+        residual = residual / left[:, None]
+        error = float(residual.square().mean())
+        if best is None or error < best[0]:
+            best = error, strength, residual
+    assert best is not None
+    _, strength, residual = best
+    shrunk = 1 / (values + strength)
+    if dual:
+        alpha = vectors @ (shrunk[:, None] * (vectors.mT @ y))
+        weight = z.mT @ alpha.to(z)
+    else:
+        weight = (vectors @ (shrunk[:, None] * rotated)).to(z)
+    bias = offset - features.mean(0).double() @ weight.double()
+    return Ridge(weight, bias, targets.double() - residual, strength / scale)
+
+
+def blend(held_out: list[Tensor], targets: Tensor) -> Tensor:  # heads of (n, c), (n,) -> (heads,)
+    """Return weights >= 0 of the heads whose sum predicts best what none of them had seen.
+
+    The loss is that of a softmax for classes, so that the sum gives probabilities too, and squared
+    for numbers. There are few weights, and a slight penalty keeps them finite where all is right.
+    """
+    heads = torch.stack(held_out)
+    weights = heads.new_zeros(len(heads))
+    active = list(range(len(heads)))
+    while active:
+        best = _newton(heads[active], targets)
+        if bool((best >= 0).all()):
+            weights[active] = best
+            break
+        active.pop(int(best.argmin()))
+    return weights
+
+
+def _newton(heads: Tensor, targets: Tensor) -> Tensor:  # (h, n, c), (n,) -> (h,)
+    n, penalty = heads.shape[1], 0.1 / heads.shape[1]
+    classes = not targets.is_floating_point()
+
+    def loss(weights: Tensor) -> Tensor:
+        predicted = torch.einsum("h,hnc->nc", weights, heads)
+        if classes:
+            error = F.cross_entropy(predicted, targets)
+        else:
+            error = (predicted[:, 0] - targets).square().mean() / 2
+        return error + penalty * weights.square().sum() / 2
+
+    weights = heads.new_full((len(heads),), 1 / len(heads))
+    for _ in range(50):
+        predicted = torch.einsum("h,hnc->nc", weights, heads)
+        if classes:
+            chances = predicted.softmax(1)
+            wrong = chances - F.one_hot(targets, heads.shape[2])
+            centred = heads - (heads * chances).sum(2, keepdim=True)
+            curvature = torch.einsum("hnc,knc,nc->hk", centred, centred, chances)
+        else:
+            wrong = predicted - targets[:, None]
+            curvature = torch.einsum("hnc,knc->hk", heads, heads)
+        slope = torch.einsum("hnc,nc->h", heads, wrong) / n + penalty * weights
+        curvature = curvature / n + penalty * torch.eye(len(heads)).to(curvature)
+        step = torch.linalg.solve(curvature, slope)
+        size, before = 1.0, loss(weights)
+        while size > 1e-3 and loss(weights - size * step) > before:
+            size /= 2
+        weights = weights - size * step
+        if float((step * slope).sum()) < 1e-10:
+            break
+    return weights
