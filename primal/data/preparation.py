@@ -143,23 +143,22 @@ class Preparation:
 
     def _order(self, data: SeriesSet) -> list[int]:
         """Return where each channel of training stands in ``data``."""
-        if data.channels != len(self.mean):
-            named = self.channel_names and data.channel_names
-            given = f" ({_some(data.channel_names)})" if named and data.channel_names else ""
-            wanted = f" ({_some(self.channel_names)})" if named and self.channel_names else ""
-            raise DataError(
-                f"{_file(data)}{len(self.mean)} channels{wanted} are required, as in training, got "
-                f"{data.channels}{given}; give those."
-            )
         if self.channel_names is None or data.channel_names is None:
+            if data.channels != len(self.mean):
+                raise DataError(
+                    f"{_file(data)}{len(self.mean)} channels are required, as in training, got "
+                    f"{data.channels}; give those."
+                )
             return list(range(data.channels))
         places = {name: place for place, name in enumerate(data.channel_names)}
         absent = [name for name in self.channel_names if name not in places]
-        if absent:
-            others = [name for name in data.channel_names if name not in self.channel_names]
+        others = [name for name in data.channel_names if name not in self.channel_names]
+        if absent or others:
+            without = f", without {_some(absent)}" if absent else ""
+            instead = f", with {_some(others)}" if others else ""
             raise DataError(
-                f"{_file(data)}the channels of training are required, {_some(absent)} among them, "
-                f"got {_some(others)} instead; rename the columns, or give the right ones."
+                f"{_file(data)}the {len(self.mean)} channels of training are required, got "
+                f"{data.channels}{without}{instead}; rename, add or drop columns."
             )
         return [places[name] for name in self.channel_names]
 

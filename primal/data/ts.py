@@ -16,7 +16,7 @@ from primal.data.lines import read_lines
 from primal.data.series import SeriesSet
 from primal.errors import DataError
 
-CHARACTERS = 2**23  # parsed at a time: a few long cases, or many short ones
+CHARACTERS = 2**20  # parsed at a time: a few long cases, or many short ones
 
 
 class _Line(NamedTuple):

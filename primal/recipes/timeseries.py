@@ -332,22 +332,10 @@ def predict(
     numeric = predictor.preparation.classes is None
     with _table(out) as table:
         for chunk in read_chunks(file, recipe.data.columns, numeric=numeric, cases=512):
-            with _named(file):
-                if chunk.targets is not None:
-                    predictor.preparation.targets(chunk)  # names an unknown class
-                outputs = predictor.outputs(chunk)
+            outputs = predictor.outputs(chunk)  # names an unknown class, too
             write_predictions(table, chunk, outputs, predictor, header=cases == 0)
             cases += len(chunk)
     return cases
-
-
-@contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Say which file the data came from that is at fault."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{file}: {error}") from None
 
 
 # --- the recipes ---------------------------------------------------------------------------------

@@ -205,12 +205,13 @@ def test_named_channels_may_change_places():
     ("channels", "names", "told"),
     [
         (3, None, r"f.csv: 2 channels are required, as in training, got 3; give those"),
+        (3, ("a", "b", "c"), r"f.csv: the 2 channels of training are required, got 3, with c; ren"),
         (
-            3,
-            ("a", "b", "c"),
-            r"2 channels \(a, b\) are required, as in training, got 3 \(a, b, c\)",
+            2,
+            ("a", "c"),
+            r"the 2 channels of training are required, got 2, without b, with c; rename",
         ),
-        (2, ("a", "c"), r"f.csv: the channels of training are required, b among them, got c inst"),
+        (1, ("b",), r"the 2 channels of training are required, got 1, without a; rename"),
     ],
 )
 def test_other_channels_are_told(channels, names, told):
