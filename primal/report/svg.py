@@ -89,9 +89,9 @@ def fit_axis(
         return Axis(0.1, 1.0, log, percent) if log else Axis(0.0, 1.0, log, percent)
     low, high = min(finite), max(finite)
     if log:
-        if high / low < 1.5:
-            low, high = low / 1.5, high * 1.5
-        return Axis(low / 1.08, high * 1.08, True, percent)
+        # Within a factor of 2.5 lies a 1, 2 or 5: the axis has a tick.
+        margin = 1.08 * math.sqrt(max(1.0, 2.5 * low / high))
+        return Axis(low / margin, high * margin, True, percent)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low < 1e-12 * max(abs(high), 1.0):

@@ -288,7 +288,7 @@ def with_classes(*names: str, each: int = 11, wrong: int = 3) -> dict[str, Any]:
 
 KINDS = {
     "everything": everything,
-    "two classes": lambda: with_classes("no", "yes", each=400, wrong=25),
+    "two classes": lambda: with_classes("no", "yes", each=400, wrong=300),
     "26 classes": lambda: with_classes(*ascii_lowercase),
     "60 classes": lambda: with_classes(*(f"sort {i}" for i in range(60))),
     "regression": _regression,

@@ -62,6 +62,7 @@ def test_simple_rules_stand_beside_the_model(read, parts):
     assert "This run 45.0 % markov 41.0 %" in told
     assert "markov : a simple rule, on the same test data" in told
     assert "validation accuracy 0.5" in told
+    assert "markov accuracy" not in told
 
 
 def test_scores_per_class(read):

@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from primal.report.svg import (
@@ -35,6 +35,8 @@ def test_an_axis_holds_its_values_and_its_ticks(values):
 
 
 @given(st.lists(st.floats(1e-12, 1e12), min_size=1))
+@example([5.4006e11, 8.101e11])
+@example([1.0])
 def test_a_logarithmic_axis_holds_its_values_and_some_ticks(values):
     axis = fit_axis([*values, 0.0, -1.0, math.nan], log=True)
     assert all(axis.low <= v <= axis.high for v in values)
