@@ -52,7 +52,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            # Copies: what is read is the file's own memory, which changes when the file does.
+            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist; give the folder of a run.") from None
     except (OSError, SafetensorError) as error:

@@ -30,6 +30,7 @@ from primal.training.tally import SampleLosses, Tally
 __all__ = ["Diverged", "Interrupted", "Problem", "SampleLosses", "Shown", "TrainingConfig", "train"]
 
 SHOW_SECONDS = 0.2  # between two looks at the losses, for each of which a GPU must be waited for
+SYNCHRONOUS = ("cpu",)  # devices whose numbers can be read without waiting
 AGREE_STEPS = 16  # between two exchanges of wishes, where each makes the host wait for its GPU
 
 
@@ -218,7 +219,7 @@ class _Loop:
             self._prepare()
             self.step(*distributed.share(batches[self.position]))
             self.position += 1
-            if self.device.type == "cpu":
+            if self.device.type in SYNCHRONOUS:
                 self._check_loss()
             now = time.monotonic()
             if self.watch is not None and now - shown > SHOW_SECONDS:
@@ -401,7 +402,7 @@ class _Loop:
         if "best" in groups:
             self.best, self.best_value = self._listed(groups["best"]), state["best_value"]
         if "tally" in groups:
-            self.tally.sums = groups["tally"][""].to(self.device, copy=True)
+            self.tally.sums = groups["tally"][""].to(self.device)
         self.epoch, self.position = state["epoch"], state["position"]
         self.tally.steps.fill_(self._done)
         self.rows = state["rows"]
@@ -431,7 +432,7 @@ class _Loop:
         return {n: v for n, v in settings.items() if n not in ("checkpoint_seconds", "graphs")}
 
     def _listed(self, group: dict[str, Tensor]) -> list[Tensor]:
-        return [group[str(i)].to(self.device, copy=True) for i in range(len(group))]
+        return [group[str(i)].to(self.device) for i in range(len(group))]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
