@@ -482,7 +482,12 @@ def _project(features: Map, rows: Rows, coefficients: Matrix) -> Matrix:
 
 
 def _svd(matrix: Matrix) -> SVD:
-    u, values, v = np.linalg.svd(matrix, full_matrices=False)
+    try:
+        u, values, v = np.linalg.svd(matrix, full_matrices=False)
+    except np.linalg.LinAlgError:
+        # LAPACK's divide and conquer gives up on a rare matrix, and not on its transpose.
+        v, values, u = np.linalg.svd(matrix.T, full_matrices=False)
+        return u.T, values, v
     return u, values, v.T
 
 

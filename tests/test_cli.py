@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ def test_own_files_in_closed_form(own_file, capsys):
 )
 def test_errors_say_what_to_do(arguments, said, capsys):
     try:
-        status = cli.main(arguments)
+        status: Any = cli.main(arguments)
     except SystemExit as stop:  # the parsers' own way
         status = stop.code
     assert status == 2

@@ -590,3 +590,18 @@ def test_a_batch_that_fails_leaves_the_model_as_it_was(views):
     with np.errstate(invalid="ignore"), pytest.raises(ValueError, match="finite"):
         model.partial_fit(X, Z)
     np.testing.assert_array_equal(model.left_factor_, before)
+
+
+def test_a_matrix_on_which_lapack_gives_up(monkeypatch):
+    """Divide and conquer does, on a rare matrix; its transpose has the same triplets."""
+    matrix, solve = np.random.default_rng(0).normal(size=(9, 5)), np.linalg.svd
+
+    def failing(a, **options):
+        if a.shape == matrix.shape:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return solve(a, **options)
+
+    monkeypatch.setattr(np.linalg, "svd", failing)
+    u, values, v = ksvd._svd(matrix)
+    np.testing.assert_allclose(u * values @ v.T, matrix, atol=1e-12)
+    assert (u.shape, v.shape) == ((9, 5), (5, 5))

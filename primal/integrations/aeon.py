@@ -106,7 +106,7 @@ class _Estimator:
             "training": None if self.training is None else to_json(self.training),
             "device": self.device,
             "random_state": self.random_state if isinstance(self.random_state, int) else None,
-            "metadata": self.metadata_,
+            "metadata": {name: _plain(value) for name, value in self.metadata_.items()},
             **self._learned(),
         }
         (folder / SETTINGS).write_text(json.dumps(content, indent=1) + "\n")
@@ -220,6 +220,10 @@ class PrimalTimeSeriesRegressor(_Estimator, BaseRegressor):
 def _series(X: Series, y: np.ndarray | None = None) -> SeriesSet:
     values = tuple(np.asarray(one).T for one in X)
     return SeriesSet(values, y, tuple(map(str, range(len(values)))))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _named(model: Model | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from primal.models.closed_form import ClosedFormConfig
 from primal.training.loop import TrainingConfig
 from primal.training.series import SeriesModelConfig
 
-ENCODER = {
+ENCODER: dict[str, Any] = {
     "model": SeriesModelConfig(encoder=EncoderConfig(width=8, heads=2, depth=1, rank=2)),
     "training": TrainingConfig(epochs=2, learning_rate=1e-2),
 }

@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_the_table(archive, tmp_path):
 def test_a_part_of_the_table(archive, tmp_path):
     said: list[str] = []
     only = ["Handwriting", "transformer-honest"]
-    options = {"seeds": 1, "device": "cpu", "only": only, "say": said.append}
+    options: dict[str, Any] = {"seeds": 1, "device": "cpu", "only": only, "say": said.append}
     _, ours = uea.table(archive, tmp_path / "store", show=True, **options)
     assert not said
     _, ours = uea.table(archive, tmp_path / "store", **options)
