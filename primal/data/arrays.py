@@ -117,10 +117,9 @@ def _sets(path: Path, file: IO[bytes], sides: _Sides, cases: int) -> Iterator[Se
 
 
 def _ends(chunk: np.ndarray) -> np.ndarray:  # (cases, channels, time) -> (cases,)
-    """Return where each case's last known value is; a case of none is left one step."""
+    """Return where nothing but NaN follows; a case of nothing else is left whole."""
     known = ~np.isnan(chunk).all(axis=1)
-    ends = chunk.shape[2] - known[:, ::-1].argmax(axis=1)
-    return np.where(known.any(axis=1), ends, 1)
+    return chunk.shape[2] - known[:, ::-1].argmax(axis=1)
 
 
 def _header(path: Path, name: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

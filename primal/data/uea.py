@@ -77,9 +77,10 @@ def _download(name: str) -> Splits:
     for part in ("train", "test"):
         try:
             series, labels = load_classification(name, split=part)
-        except Exception as error:
+        except Exception as error:  # of whatever kind the net and its archives have
+            what = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(
-                f"{name} could not be downloaded ({type(error).__name__}: {error}); get it from "
+                f"{name} could not be downloaded ({what}); get it from "
                 f"{WHERE} and give its folder as --data.root."
             ) from None
         sets.append(

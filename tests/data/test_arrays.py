@@ -119,7 +119,7 @@ def test_reads_in_bounded_memory(tmp_path):
 
 WITH_NAN = np.array([1.0, np.nan, 0.0])
 EMPTY = np.full_like(X, np.nan)
-INFINITE = np.where(np.arange(24).reshape(X.shape) == 13, np.inf, X)  # case 1, step 2
+INFINITE = np.where(np.arange(24).reshape(X.shape) == 12, np.inf, X)  # case 1, step 1
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ INFINITE = np.where(np.arange(24).reshape(X.shape) == 13, np.inf, X)  # case 1, 
         ({"X": X[:, :, :0], "y": Y}, "has empty cases; give each a channel and a time step"),
         ({"X": X[:, :0], "y": Y}, "has empty cases; give each a channel and a time step"),
         ({"X": EMPTY, "y": Y}, "case 0: at least one value is required, got none"),
-        ({"X": INFINITE, "y": Y}, "case 1, step 2: finite numbers are required"),
+        ({"X": INFINITE, "y": Y}, "case 1, step 1: finite numbers are required"),
     ],
 )
 def test_a_bad_file_is_told_in_one_line(tmp_path, content, told):

@@ -65,7 +65,7 @@ def test_a_table_is_read(write):
         lambda s: s.replace("\n", "\r\n"),
         lambda s: s.rstrip("\n"),
         lambda s: s.replace("\n", "\n\n") + ",,,,\n\n",
-        lambda s: s.replace(",", ", "),
+        lambda s: s.replace(",", " , "),
         lambda s: s.replace("walk", '"walk"').replace("case", '"case"').replace("10", '"10"'),
         lambda s: s.replace("?", "NaN"),
         lambda s: s.replace("?", " NA "),

@@ -53,6 +53,25 @@ def test_a_missing_set_is_told_with_where_to_get_it(tmp_path):
     assert "\n" not in message
 
 
+def test_a_download_is_asked_for_and_told_when_it_fails(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("aeon.datasets")
+
+    def fetch(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+        if name != "Other":
+            raise ConnectionError("no\nroute")
+        return np.arange(12.0).reshape(2, 2, 3), np.array(["a", split])
+
+    monkeypatch.setattr(datasets, "load_classification", fetch)
+    with pytest.raises(DataError, match="not on this machine"):
+        uea.load("Other", tmp_path)
+    splits = uea.load("Other", tmp_path, download=True)
+    assert splits.test.targets.tolist() == ["a", "test"]
+    assert splits.train.values[1].tolist() == [[6, 9], [7, 10], [8, 11]]
+    with pytest.raises(DataError, match=r"Some could not be downloaded .*; get it from") as raised:
+        uea.load("Some", tmp_path, download=True)
+    assert "\n" not in str(raised.value)
+
+
 def test_aeon_ships_japanese_vowels():
     pytest.importorskip("aeon")
     splits = uea.load("JapaneseVowels")
