@@ -254,9 +254,12 @@ def _print_result(result: Result, recipe: Recipe, folder: RunFolder) -> None:
         value = f"{100 * other.value:.1f} %" if fraction else f"{other.value:.4g}"
         rows.add_row(other.who, value, other.note, style="dim")
     console.print(rows)
-    console.print(f"report   {folder.path / folder.REPORT}")
+    # Not wrapped: these are to be copied.
+    console.print(f"report   {folder.path / folder.REPORT}", soft_wrap=True)
     if isinstance(recipe, SeriesRecipe):
-        console.print(f"predict  primal predict {folder.path} FILE --out predictions.csv")
+        console.print(
+            f"predict  primal predict {folder.path} FILE --out predictions.csv", soft_wrap=True
+        )
 
 
 def _predict(arguments: argparse.Namespace, _: list[str]) -> int:
