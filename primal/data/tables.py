@@ -188,11 +188,16 @@ class _Table:
     def set_names(self, names: Sequence[str]) -> None:
         given = ", ".join(map(repr, names))
         case, time, label = self.columns.case, self.columns.time, self.columns.label
+        other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+        if other is not None:
+            raise DataError(
+                f"{self.path}, row 1: commas are required between columns, got {other!r}; export "
+                "the table again with commas, and points in its numbers."
+            )
         if case not in names:
-            commas = "" if len(names) > 1 else " separate columns by commas;"
             raise DataError(
                 f"{self.path}, row 1: a column {case!r} that says which case a row belongs to is "
-                f"required, got {given or 'nothing'};{commas} name it with --data.columns.case."
+                f"required, got {given or 'nothing'}; name yours with --data.columns.case."
             )
         for place, name in enumerate(names, 1):
             if not name:
