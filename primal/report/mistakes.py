@@ -84,6 +84,9 @@ def _picture(case: Case, told: str) -> list[Html]:
 
 
 def _axis(case: Case, times: Sequence[float]) -> Html:
-    low, high = (f"{time:.6g}".replace("-", "−") for time in (min(times), max(times)))
-    ends = (low, "time" if case.times else "time step", high)
+    ends = (_told(min(times)), "time" if case.times else "time step", _told(max(times)))
     return tag("div", *(tag("small", end) for end in ends), class_="ends")
+
+
+def _told(time: float) -> str:
+    return (f"{time:.4g}" if abs(time) < 1000 else f"{time:.0f}").replace("-", "−")

@@ -14,7 +14,6 @@ PROTOCOLS = {
     ),
 }
 OURS = "This run"
-SETS = ("train", "validation", "test")  # what else stands before a metric's name is a rule's name
 
 
 def outcome(run: Run) -> Html:
@@ -49,11 +48,12 @@ def _beneath(run: Run) -> list[Html]:
         told = f"{predictions.right} of {len(predictions)} test cases"
         lines.append(tag("p", f"{told}; 95 % interval {100 * low:.1f} to {100 * high:.1f} %"))
     rest = [
-        f"{name.replace('/', ' ')} {number:.4g}"
+        f"{name.replace('/r2', ' R²').replace('/', ' ')} {number:.4g}"
         for name, given in run.result.get("metrics", {}).items()
-        if name.partition("/")[0] in SETS and name != run.result.get("metric")
-        if not math.isnan(number := as_number(given))
+        if name != run.result.get("metric") and not math.isnan(number := as_number(given))
     ]
+    if run.metric == "error":
+        lines.append(tag("p", "root mean square, in the unit of the target"))
     if rest:
         lines.append(tag("p", " · ".join(rest)))
     return lines
@@ -73,7 +73,6 @@ def _comparisons(run: Run, value: float) -> Html | None:
         for other in run.result.get("comparisons", [])
         if not math.isnan(number := as_number(other.get("value")))
     ]
-    rows += [(name, number, "a simple rule, on the same test data") for name, number in _rules(run)]
     if not rows:
         return None
     rows.append((OURS, value, _protocol(run)))
@@ -95,16 +94,6 @@ def _comparisons(run: Run, value: float) -> Html | None:
             if n
         ),
     )
-
-
-def _rules(run: Run) -> list[tuple[str, float]]:
-    """Return what a recipe measured beside the model, as "markov/accuracy" in its metrics."""
-    named = ((name.rpartition("/"), given) for name, given in run.result.get("metrics", {}).items())
-    return [
-        (who, number)
-        for (who, _, metric), given in named
-        if metric == run.metric and who not in SETS and not math.isnan(number := as_number(given))
-    ]
 
 
 def _comparison(run: Run, who: str, value: float, axis: Axis) -> Html:

@@ -275,8 +275,8 @@ def _hostile() -> dict[str, Any]:
 
 
 def _events() -> dict[str, Any]:
-    told = {"test/loss": 2.1, "test/accuracy": 0.45, "markov/accuracy": 0.41}
-    return {**COMMON, "result": result(value=0.45, metrics=told), "metrics": curves(4)}
+    rules = [{"who": "Markov-1", "value": 0.41, "note": "same test events"}]
+    return {**COMMON, "result": result(value=0.45, comparisons=rules), "metrics": curves(4)}
 
 
 LONG = [[math.sin(t / 900) + (50.0 if t == 31_234 else 0) for t in range(50_000)]] * 2

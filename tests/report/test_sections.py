@@ -53,16 +53,8 @@ def test_of_errors_the_smallest_comes_first(read, parts):
     given = parts.result("test/error", 2.0, comparisons=others)
     told = words(outcome(read(result=given)))
     assert "lower is better" in told
+    assert "test error 2 root mean square, in the unit of the target" in told
     assert "B 1 This run 2 A 3" in told
-
-
-def test_simple_rules_stand_beside_the_model(read, parts):
-    metrics = {"test/accuracy": 0.45, "markov/accuracy": 0.41, "validation/accuracy": 0.5}
-    told = words(outcome(read(result=parts.result(value=0.45, metrics=metrics))))
-    assert "This run 45.0 % markov 41.0 %" in told
-    assert "markov : a simple rule, on the same test data" in told
-    assert "validation accuracy 0.5" in told
-    assert "markov accuracy" not in told
 
 
 def test_scores_per_class(read):
