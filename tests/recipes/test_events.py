@@ -193,3 +193,28 @@ def test_the_table_says_what_is_missing_and_where_to_get_it(tmp_path, monkeypatc
 def test_an_unknown_row_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'mercer'"):
         recipes.table(None, tmp_path, only=("mercr",))
+
+
+# --- what the experiments are to show ------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_encoded_times_tell_the_phase_and_positions_do_not(tmp_path):
+    found = {
+        variant: run("events/phase", recipes.phase(variant), tmp_path / variant)["value"]
+        for variant in ("bochner", "position")
+    }
+    assert found["bochner"] > 0.85
+    assert 0.55 < found["position"] < 0.65
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_next_badge_beats_what_mostly_follows_the_last(shared, tmp_path):
+    recipe = at(shared / "data")
+    recipe = replace(recipe, training=replace(recipe.training, epochs=2))
+    result = run("events/stackoverflow", recipe, tmp_path)
+    (rule,) = [c["value"] for c in result["comparisons"] if c["who"] == "Markov-1"]
+    assert rule == pytest.approx(0.445, abs=0.001)
+    assert result["value"] > rule + 0.02
