@@ -32,8 +32,13 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (*_pipe(), *_pipe())]
         read, self._write, self._read, write = ends
-        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
-        quiet = ("--no-first-run", "--disable-extensions", "--hide-scrollbars")
+        options = ("--headless=new", "--no-sandbox", "--remote-debugging-pipe")
+        quiet = (
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            "--disable-extensions",
+            "--hide-scrollbars",
+        )
         command = [program, *options, *quiet, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, str(read), str(write), *command],
