@@ -122,7 +122,7 @@ def _explained(where: str, text: str) -> DataError:
             return DataError(
                 f"{where}: channel {number} is empty; give it values, or drop the case."
             )
-        cells = [cell.strip() for cell in channel.split(",")]
+        cells = channel.split(",")
         for place, cell in enumerate(cells, 1):
             try:
                 float(cell.replace("?", "nan"))

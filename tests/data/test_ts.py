@@ -121,6 +121,7 @@ def test_chunks_are_small_for_many_cases_and_for_long_ones(write):
         (HEADER + "1,2:3,4:a\n1,2:a\n", r"row 7: 2 channels are required.*, got 1"),
         (HEADER + "1,2:3,4:a\n1,2:3,4:5,6:B\n", r"row 7: 2 channels are required.*, got 3"),
         (HEADER + "1,2:3,x:a\n", r"row 6, channel 2, step 2: a number is required, got 'x'"),
+        (HEADER + "1,2:3,4\x1c:a\n", r"channel 2, step 2: a number is required, got '4\\x1c'"),
         (HEADER + "1,2:3,:a\n", r"row 6, channel 2, step 2: a number is required, got ''"),
         (HEADER + "1,2:3,4,5:a\n", r"row 6: channel 2 needs 2 values.*, got 3"),
         (HEADER + "1,2::a\n", r"row 6: channel 2 is empty"),
