@@ -28,7 +28,7 @@ from torch import Tensor
 
 from primal.backend import Backend, use_blocked
 from primal.errors import require_choice
-from primal.kernels import blocked
+from primal.kernels import blocked, dense
 
 Reduction = Literal["sample", "batch"]
 Trace = Literal["weights", "data"]
@@ -429,6 +429,23 @@ def attention_weights(
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))
     return zero_padding(logits.softmax(dim=-1), query_mask)
+
+
+# --- a feed-forward network ----------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # (..., in) -> (..., out)
+    """Return ``x Wᵀ + b``, by the products that are fastest on a CPU."""
+    if use_blocked("auto", x, weight, bias) and dense.linear_fits(x):
+        return dense.linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """Return x with each element zero at ``probability``, the others so much larger."""
+    if 0 < probability < 1 and use_blocked("auto", x):
+        return x * dense.keep_mask(x, probability)
+    return F.dropout(x, probability)
 
 
 # --- precision -----------------------------------------------------------------------------------

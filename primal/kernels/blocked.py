@@ -75,7 +75,7 @@ class _MapTokens(torch.autograd.Function):
         gradients = d_values, d_query_gram, d_key_gram
         # create_graph=True: the caller will differentiate this again. is_grads_batched=True: what
         # writes in place has no batched form.
-        if torch.is_grad_enabled() or any(map(_is_batched, gradients)):
+        if torch.is_grad_enabled() or any(map(is_batched, gradients)):
             return _plain_backward(ctx, gradients)
         d_query, d_query_map = _backward(query, query_map, ctx.unit_norm, d_values, d_query_gram)
         d_key, d_key_map = _backward(key, key_map, ctx.unit_norm, d_values, d_key_gram)
@@ -131,7 +131,7 @@ def _plain_backward(ctx: Any, gradients: tuple[Tensor | None, ...]) -> tuple[Ten
     return *(next(found) if wanted else None for wanted in needed), None, None
 
 
-def _is_batched(gradient: Tensor | None) -> bool:
+def is_batched(gradient: Tensor | None) -> bool:
     return gradient is not None and (
         torch._C._functorch.is_legacy_batchedtensor(gradient)
         or torch._C._functorch.is_batchedtensor(gradient)

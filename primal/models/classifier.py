@@ -11,6 +11,7 @@ from primal.attention.base import as_mask, check_tokens, zero_rows
 from primal.errors import require_choice, require_positive
 from primal.functional import KSVDTerms
 from primal.models.build import EncoderConfig, build_encoder
+from primal.models.layers import Dropout
 
 Positions = Literal["learned", "sinusoidal", "none"]
 Pooling = Literal["mean", "flatten"]
@@ -77,7 +78,7 @@ class SequenceClassifier(nn.Module):
             nn.Parameter(torch.empty(max_tokens, config.width)) if positions == "learned" else None
         )
         self.sinusoidal = positions == "sinusoidal"
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder = build_encoder(config)
         pooled = config.width * (max_tokens if pooling == "flatten" else 1)
         self.head = nn.Linear(pooled, classes)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from primal.attention.base import Attention, as_mask, check_tokens, zero_rows
 from primal.errors import require_choice, require_positive
 from primal.functional import KSVDTerms
+from primal.models.layers import Dropout, Linear
 
 Norm = Literal["pre", "post"]
 
@@ -41,13 +42,13 @@ class Block(nn.Module):
         self.norm = norm
         self.attention = attention
         self.feedforward = nn.Sequential(
-            nn.Linear(width, feedforward),
+            Linear(width, feedforward),
             nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(feedforward, width),
+            Dropout(dropout),
+            Linear(feedforward, width),
         )
         self.attention_norm, self.feedforward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, KSVDTerms | None]:
         attended, terms = self.attention(self._before(x, self.attention_norm), mask=mask)
