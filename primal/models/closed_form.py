@@ -19,11 +19,13 @@ from primal.models.classifier import ClassifierOutput
 from primal.models.dilated import Steps, spread_dilations
 from primal.models.ridge import blend, fit_ridge
 from primal.models.summaries import AttentionScores, Contests, Excesses, Outline, Summary
+from primal.models.warping import warped
 
 SAMPLE = 64  # training cases that thresholds and directions are fitted to
 RESPONSES = 2**24  # numbers that exist at one time, per family
 FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
 WIDEST = 4096  # cases or features whose Gram matrix is decomposed
+FEW = 1200  # cases, copies among them: with more, copies cost much and teach little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class ClosedFormConfig:
     """Directions of primal attention per side and dilation; 0 does without."""
     points: int = 16
     """Through which the outline of a series is drawn."""
+    copies: int = 4
+    """Warped copies of each training case, where cases are few; 0 does without."""
     most_steps: int = 4096
     """Longer series are averaged over neighbouring steps until they are this short."""
 
@@ -74,7 +78,7 @@ class ClosedFormModel(nn.Module):
         for name, value in (("channels", channels), ("outputs", outputs), ("steps", max_tokens)):
             require_positive(name, value)
         config = ClosedFormConfig() if config is None else config
-        self.channels, self.outputs = channels, outputs
+        self.channels, self.outputs, self.copies = channels, outputs, config.copies
         self.stride = -(-max_tokens // config.most_steps)
         dilations = spread_dilations(-(-max_tokens // self.stride), config.dilations)
         shares = [config.thresholds // len(dilations)] * len(dilations)
@@ -111,11 +115,13 @@ class ClosedFormModel(nn.Module):
         """Fit to series x (B, N, channels) and targets: (B,) classes, or numbers."""
         generator = torch.Generator().manual_seed(seed)
         self._draw(x, lengths, generator)
-        features, kept = self._training_features(x, lengths, generator)
+        n, copies = len(x), 1 + max(0, min(self.copies, FEW // len(x) - 1))
+        x = torch.cat([x, *(warped(x, lengths, generator) for _ in range(copies - 1))])
+        features, kept = self._training_features(x, lengths.repeat(copies), generator)
         self.mean.zero_()
-        self.mean[kept] = features.mean(0)
+        self.mean[kept] = features[:n].mean(0)
         features -= self.mean[kept]
-        spread = features.square().mean(0).sqrt()
+        spread = features[:n].square().mean(0).sqrt()
         # A feature that is constant in training says nothing, whatever it is later.
         self.scale.zero_()
         self.scale[kept] = torch.where(spread > 1e-6, 1 / spread, 0.0)
@@ -123,9 +129,10 @@ class ClosedFormModel(nn.Module):
         wanted = targets[:, None].float()
         if self.outputs > 1:
             wanted = 2 * F.one_hot(targets, self.outputs).float() - 1
-        heads = []
-        for part in self._heads(kept):
-            heads.append((part, fit_ridge(features[:, part], wanted)))
+        parts = self._heads(kept)
+        heads = [(part, fit_ridge(features[:n, part], wanted)) for part in parts]
+        if copies > 1:
+            heads.append((parts[-1], fit_ridge(features[:, parts[-1]], wanted, copies)))
         trust = blend([ridge.held_out for _, ridge in heads], targets)
         weight, bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
         for (part, ridge), share in zip(heads, trust.tolist(), strict=True):

@@ -18,46 +18,54 @@ class Ridge(NamedTuple):
     strength: float
 
 
-def fit_ridge(features: Tensor, targets: Tensor, strengths: Tensor = STRENGTHS) -> Ridge:
-    """Fit ``features @ weight + bias`` to targets; features (n, p) should have mean 0.
+def fit_ridge(
+    features: Tensor,  # (n · copies, p), copy by copy
+    targets: Tensor,  # (n, c)
+    copies: int = 1,
+    strengths: Tensor = STRENGTHS,
+) -> Ridge:
+    """Fit ``features @ weight + bias``; ``strengths`` λ are relative to the mean of ‖z‖².
 
-    One eigendecomposition, of the smaller of ZZᵀ and ZᵀZ, gives all strengths λ. With K = ZZᵀ
-    and G = (K + λI)⁻¹ the residuals are λGy, and those of the fits without case i
+    One eigendecomposition, of the smaller of ZZᵀ and ZᵀZ, gives all of them. With K = ZZᵀ, N rows
+    and G = (K + λI)⁻¹ the residuals are λGy. Without the rows b, a case and its copies, they are
 
-        λ (G y)_i / (λ G_ii − 1/n)
+        (λ G_bb − 1/N)⁻¹ (λ G y)_b
 
-    where 1/n is the bias, which is not penalised. ``strengths`` are relative to the mean of K_ii.
+    where 1/N is the bias, which is not penalised. What counts is the error at the first copy.
     """
-    n, p = features.shape
-    z = features - features.mean(0)
-    offset = targets.double().mean(0)
-    y = targets.double() - offset
-    dual = n <= p
-    gram = (z @ z.mT if dual else z.mT @ z).double()
-    values, vectors = torch.linalg.eigh(gram)
+    rows, p = features.shape
+    n = rows // copies
+    center, offset = features.mean(0), targets.double().mean(0)
+    z, y = features - center, (targets.double() - offset).repeat(copies, 1)
+    dual = rows <= p
+    values, vectors = torch.linalg.eigh((z @ z.mT if dual else z.mT @ z).double())
     values = values.clamp(min=0)
-    scale = float(values.sum()) / n or 1.0
-    # λG = I − P diag(1/(s + λ)) Pᵀ over the leading directions P = Z V = U √s.
+    scale = float(values.sum()) / rows or 1.0
+    # λG = I − P diag(1/(s + λ)) Pᵀ with the leading directions P = Z V = U √s.
     directions = vectors * values.sqrt() if dual else z.double() @ vectors
-    squares, rotated = directions.square(), directions.mT @ y
+    of_case = directions.unflatten(0, (copies, n)).transpose(0, 1)  # (n, copies, ·)
+    rotated = directions.mT @ y
+    own = (
+        torch.eye(copies).to(y) * (1 + 1e-9) - 1 / rows
+    )  # a case alone leaves nothing to divide by
     best = None
     for strength in (strengths.to(values) * scale).tolist():
         shrunk = 1 / (values + strength)
         residual = y - directions @ (rotated * shrunk[:, None])
-        left = (1 - squares @ shrunk - 1 / n).clamp(min=1e-9)
-        residual = residual / left[:, None]
+        block = own - (of_case * shrunk) @ of_case.mT
+        residual = residual.unflatten(0, (copies, n)).transpose(0, 1)
+        residual = torch.linalg.solve(block, residual)[:, 0]
         error = float(residual.square().mean())
         if best is None or error < best[0]:
             best = error, strength, residual
     assert best is not None
     _, strength, residual = best
-    shrunk = 1 / (values + strength)
+    shrunk = 1 / (values + strength)[:, None]
     if dual:
-        alpha = vectors @ (shrunk[:, None] * (vectors.mT @ y))
-        weight = z.mT @ alpha.to(z)
+        weight = z.mT @ (vectors @ (shrunk * (vectors.mT @ y))).to(z)
     else:
-        weight = (vectors @ (shrunk[:, None] * rotated)).to(z)
-    bias = offset - features.mean(0).double() @ weight.double()
+        weight = (vectors @ (shrunk * rotated)).to(z)
+    bias = offset - center.double() @ weight.double()
     return Ridge(weight, bias, targets.double() - residual, strength / scale)
 
 
