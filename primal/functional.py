@@ -19,6 +19,7 @@ objective are computed in float32.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
@@ -434,11 +435,28 @@ def attention_weights(
 # --- a feed-forward network ----------------------------------------------------------------------
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # (..., in) -> (..., out)
+def linear(
+    x: Tensor,  # (..., in)
+    weight: Tensor,  # (out, in)
+    bias: Tensor | None = None,  # (out,)
+) -> Tensor:  # (..., out)
     """Return ``x Wᵀ + b``, by the products that are fastest on a CPU."""
-    if use_blocked("auto", x, weight, bias) and dense.linear_fits(x):
+    if use_blocked("auto", x, weight) and dense.linear_fits(x):
         return dense.linear(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def each_token(
+    function: Callable[[Tensor], Tensor],  # (tokens, width) -> (tokens, width)
+    x: Tensor,  # (B, N, width)
+    mask: Tensor | None,  # (B, N)
+) -> Tensor:  # (B, N, width)
+    """Apply a function of single tokens; on a CPU to the real ones alone, zero at the others."""
+    if mask is None or not use_blocked("auto", x):
+        return function(x)
+    real = mask.flatten().nonzero()[:, 0]
+    found = function(x.flatten(0, 1).index_select(0, real))
+    return found.new_zeros(mask.numel(), found.shape[-1]).index_copy(0, real, found).view_as(x)
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:

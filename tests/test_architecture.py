@@ -23,7 +23,7 @@ LAYERS = [
     {"backend", "errors", "settings"},
     {"kernels"},
     {"functional"},
-    {"feature_maps", "projections", "time_encodings"},
+    {"feature_maps", "layers", "projections", "time_encodings"},
     {"attention", "ksvd", "losses"},
     {"models"},
     {"data", "training"},
@@ -45,6 +45,7 @@ CORE = {
     "feature_maps",
     "functional",
     "kernels",
+    "layers",
     "losses",
     "projections",
 }

@@ -25,6 +25,7 @@ from primal.backend import BACKENDS, Backend
 from primal.errors import require_choice, require_divides, require_positive
 from primal.feature_maps import Cosine, FeatureMap, feature_map
 from primal.functional import KSVDTerms
+from primal.layers import Linear
 from primal.projections import (
     PROJECTIONS,
     Contextual,
@@ -117,8 +118,8 @@ class PrimalAttention(Attention):
                 f"rank its kernel can have, got rank={rank}; lower it, widen the heads, or pass "
                 "overcomplete=True."
             )
-        self.to_query = nn.Linear(width, heads * head_width, bias=bias)
-        self.to_key = nn.Linear(self.context_width, heads * head_width, bias=bias)
+        self.to_query = Linear(width, heads * head_width, bias=bias)
+        self.to_key = Linear(self.context_width, heads * head_width, bias=bias)
         self.projection = _projection(projection, shape, anchors, causal)
         self.convolution = _convolution(width, short_convolution, self.context_width)
         # A signed kernel has no row sums to divide by: its mixture is brought to scale per head.
@@ -352,7 +353,8 @@ class PrimalAttention(Attention):
         if self.head_norm is not None:  # PyTorch fuses it, and is silent, in one dtype only
             mixed = self.head_norm(mixed.to(self.head_norm.weight.dtype)).to(mixed.dtype)
         weight, bias = self.to_output.weight, self.combine.bias.repeat(self.heads)
-        return F.linear(join_heads(mixed), weight, F.linear(bias, weight, self.to_output.bias))
+        bias = F.linear(bias, weight, self.to_output.bias)
+        return functional.linear(join_heads(mixed), weight, bias)
 
     def extra_repr(self) -> str:
         parts = [f"width={self.width}", f"heads={self.heads}", f"rank={self.rank}"]

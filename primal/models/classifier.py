@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from primal.attention.base import as_mask, check_tokens, zero_rows
 from primal.errors import require_choice, require_positive
 from primal.functional import KSVDTerms
+from primal.layers import Dropout
 from primal.models.build import EncoderConfig, build_encoder
-from primal.models.layers import Dropout
 
 Positions = Literal["learned", "sinusoidal", "none"]
 Pooling = Literal["mean", "flatten"]

@@ -6,10 +6,11 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from primal import functional
 from primal.attention.base import Attention, as_mask, check_tokens, zero_rows
 from primal.errors import require_choice, require_positive
 from primal.functional import KSVDTerms
-from primal.models.layers import Dropout, Linear
+from primal.layers import Dropout, Linear
 
 Norm = Literal["pre", "post"]
 
@@ -52,7 +53,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, KSVDTerms | None]:
         attended, terms = self.attention(self._before(x, self.attention_norm), mask=mask)
-        return self._after_attention(x, attended), terms
+        return self._after_attention(x, attended, mask), terms
 
     def step(self, x: Tensor, state: Any, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Do the same for one token (B, width)."""
@@ -61,9 +62,11 @@ class Block(nn.Module):
         )
         return self._after_attention(x, attended), state
 
-    def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+    def _after_attention(self, x: Tensor, attended: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self._after(x + self.dropout(attended), self.attention_norm)
-        mixed = self.feedforward(self._before(x, self.feedforward_norm))
+        mixed = functional.each_token(
+            self.feedforward, self._before(x, self.feedforward_norm), mask
+        )
         return self._after(x + self.dropout(mixed), self.feedforward_norm)
 
     def _before(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from primal import functional
 from primal.kernels import dense
-from primal.models.layers import Dropout, Linear
+from primal.layers import Dropout, Linear
 
 SHAPES = [(4, 70, 32), (300, 32), (2, 3, 50, 32)]
 
@@ -80,7 +80,7 @@ def test_dropout_drops_as_often_and_keeps_the_mean(probability):
     assert rate == pytest.approx(probability, abs=5 * spread + 1e-5)
     assert dropped.double().mean().item() == pytest.approx(1.0, abs=5 * spread / (1 - probability))
     # Neighbours share 64 random bits; what falls on one says nothing about the next.
-    fate = (dropped.flatten()[: 999_996].view(-1, 4) == 0).double()
+    fate = (dropped.flatten()[:999_996].view(-1, 4) == 0).double()
     together = fate.T.corrcoef() - torch.eye(4)
     assert together.abs().max() < 5 / 500
 
@@ -105,3 +105,15 @@ def test_layers_are_torchs_by_name():
     assert layer.state_dict().keys() == torch.nn.Linear(32, 48).state_dict().keys()
     x = torch.randn(300, 32)
     torch.testing.assert_close(layer(x), torch.nn.Linear.forward(layer, x), rtol=1e-4, atol=1e-4)
+
+
+def test_each_token_sees_real_tokens_alone_and_leaves_zeros():
+    x, layer = torch.randn(3, 50, 32, requires_grad=True), Linear(32, 32)
+    mask = torch.rand(3, 50) < 0.6
+    found = functional.each_token(layer, x.masked_fill(~mask[..., None], torch.nan), mask)
+    expected = layer(x).masked_fill(~mask[..., None], 0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    upstream = torch.randn_like(x)
+    gradients = (torch.autograd.grad(out, x, upstream)[0] for out in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    assert functional.each_token(layer, x, None).shape == x.shape
