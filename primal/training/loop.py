@@ -56,7 +56,8 @@ class TrainingConfig:
     select: str | None = None
     """Metric whose best epoch is kept, for instance validation/accuracy; None keeps the last."""
     seed: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """tf32 rounds what a GPU multiplies to 10 bits, bfloat16 what it stores between layers, too."""
     graphs: bool = True
     """On a GPU, record a step once and replay it; the model must not wait for the GPU in it."""
     checkpoint_seconds: float = 10.0
@@ -82,7 +83,7 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be {remedy}, got {given}.")
         require_choice("optimizer", self.optimizer, ("adamw", "adam", "radam"))
         require_choice("schedule", self.schedule, ("cosine", "constant"))
-        require_choice("precision", self.precision, ("float32", "bfloat16"))
+        require_choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
 
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -149,7 +150,7 @@ def train(
     """
     loop = _Loop(problem, config, folder, watch)
     devices = [loop.device] if loop.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), loop.listening():
+    with torch.random.fork_rng(devices), _products(config.precision), loop.listening():
         loop.begin(resume=resume)
         loop.run()
     return loop.rows
@@ -453,6 +454,18 @@ class _Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Let GPUs round what they multiply, if that is wished."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if precision == "tf32" else before
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _seed(*parts: object) -> int:

@@ -14,7 +14,10 @@ BETAS = (0.9, 0.999)
 
 
 class Optimizer:
-    """AdamW, Adam, or RAdam, which is Adam at a rectified rate."""
+    """AdamW, Adam, or RAdam, which is Adam at a rectified rate.
+
+    A parameter has a gradient from the first step on, or never.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], name: Name, weight_decay: float) -> None:
         self.parameters: list[Tensor] = list(parameters)

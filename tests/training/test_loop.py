@@ -429,6 +429,27 @@ def test_no_step_reads_from_its_device(monkeypatch):
     assert reads(3) == reads(30)
 
 
+# --- without extras -----------------------------------------------------------------------------
+
+
+def test_training_needs_torch_and_numpy_alone():
+    script = """
+import sys
+for name in ("aeon", "pandas", "pyarrow", "rich", "safetensors", "scipy", "sklearn", "tyro"):
+    sys.modules[name] = None
+import numpy as np
+from primal.data.series import SeriesSet
+from primal.recipes import uea
+from primal.training.loop import TrainingConfig
+from primal.training.series import SeriesModelConfig, fit_series
+data = SeriesSet((np.ones((4, 2)), np.zeros((7, 2))), np.array(["a", "b"]), ("0", "1"))
+model = uea.paper("JapaneseVowels", "primalformer").model
+_, rows = fit_series(model, data, TrainingConfig(epochs=1), device="cpu")
+assert rows[0]["train/loss"] > 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
 # --- torchrun ------------------------------------------------------------------------------------
 
 
