@@ -6,6 +6,7 @@ each is shrunk, and what they predict for cases left out tells how far to trust 
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from primal.attention.base import as_mask, check_tokens, zero_rows
 from primal.errors import require_positive
+from primal.functional import mask_from_lengths
 from primal.models.classifier import ClassifierOutput
 from primal.models.dilated import Steps, spread_dilations
 from primal.models.ridge import blend, fit_ridge
@@ -22,6 +24,7 @@ from primal.models.summaries import AttentionScores, Contests, Excesses, Outline
 from primal.models.warping import warped
 
 SAMPLE = 64  # training cases that thresholds and directions are fitted to
+OUTLINE = 2048  # random features of the outline
 RESPONSES = 2**24  # numbers that exist at one time, per family
 FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
 WIDEST = 4096  # cases or features whose Gram matrix is decomposed
@@ -35,19 +38,30 @@ class ClosedFormConfig:
     dilations: int = 8
     """At most so many, spread from neighbouring steps to the whole series."""
     thresholds: int = 32
-    """Per filter of MiniRocket, shared out among the dilations."""
+    """Per filter of MiniRocket, shared out among the dilations; 0 does without."""
     groups: int = 32
-    """Of eight competing filters, per dilation."""
+    """Of eight competing filters, per dilation; 0 does without."""
     width: int = 64
     """Of the tokens of primal attention."""
     rank: int = 16
     """Directions of primal attention per side and dilation; 0 does without."""
     points: int = 16
-    """Through which the outline of a series is drawn."""
+    """Through which the outline of a series is drawn; 0 does without."""
     copies: int = 4
     """Warped copies of each training case, where cases are few; 0 does without."""
     most_steps: int = 4096
     """Longer series are averaged over neighbouring steps until they are this short."""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch's threads out: operations this small spend more time waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @final
@@ -81,26 +95,31 @@ class ClosedFormModel(nn.Module):
         self.channels, self.outputs, self.copies = channels, outputs, config.copies
         self.stride = -(-max_tokens // config.most_steps)
         dilations = spread_dilations(-(-max_tokens // self.stride), config.dilations)
-        shares = [config.thresholds // len(dilations)] * len(dilations)
-        for i in range(config.thresholds % len(dilations)):
-            shares[i] += 1
-        self.of_series, self.of_changes = (
-            nn.ModuleList(
-                family
-                for dilation, share in zip(dilations, shares, strict=True)
-                for family in (
-                    Excesses(channels, dilation, share),
-                    Contests(channels, dilation, config.groups),
-                )
-            )
-            for _ in range(2)
+        shares = [
+            config.thresholds // len(dilations) + (i < config.thresholds % len(dilations))
+            for i in range(len(dilations))
+        ]
+        self.outline = nn.ModuleList(
+            [Outline(channels, config.points, OUTLINE)] if config.points else []
         )
         self.attention = nn.ModuleList(
-            AttentionScores(channels, dilation, config.width, config.rank, 4)
+            AttentionScores(channels, dilation, config.width, config.rank, thresholds=4)
             for dilation in dilations
             if config.rank
         )
-        self.outline = Outline(channels, config.points, 2048)
+        self.of_series, self.of_changes = (
+            nn.ModuleList(
+                [
+                    *(
+                        Excesses(channels, d, b)
+                        for d, b in zip(dilations, shares, strict=True)
+                        if b
+                    ),
+                    *(Contests(channels, d, config.groups) for d in dilations if config.groups),
+                ]
+            )
+            for _ in range(2)
+        )
         features = sum(summary.features for summary, _ in self._summaries())
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("scale", torch.zeros(features))
@@ -108,15 +127,17 @@ class ClosedFormModel(nn.Module):
         self.register_buffer("bias", torch.zeros(outputs))
         self.register_buffer("fitted", torch.tensor(False))
 
+    @_one_thread()
     @torch.no_grad()
     def fit(
         self, x: Tensor, lengths: Tensor, targets: Tensor, *, seed: int = 0
     ) -> "ClosedFormModel":
         """Fit to series x (B, N, channels) and targets: (B,) classes, or numbers."""
         generator = torch.Generator().manual_seed(seed)
-        self._draw(x, lengths, generator)
+        x = zero_rows(x, mask_from_lengths(lengths, x.shape[1])).to(self.weight)
         n, copies = len(x), 1 + max(0, min(self.copies, FEW // len(x) - 1))
         x = torch.cat([x, *(warped(x, lengths, generator) for _ in range(copies - 1))])
+        self._draw(x[:n], lengths, generator)
         features, kept = self._training_features(x, lengths.repeat(copies), generator)
         self.mean.zero_()
         self.mean[kept] = features[:n].mean(0)
@@ -143,32 +164,30 @@ class ClosedFormModel(nn.Module):
         self.fitted.fill_(True)
         return self
 
+    @_one_thread()
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> ClassifierOutput:
         """Predict for x (B, N, channels); ``mask`` is (B, N) bool, True = real, or (B,) lengths."""
         check_tokens("x", x, self.channels)
         if not self.fitted:
             raise RuntimeError("the model must be fitted before it predicts; call fit first.")
         mask = as_mask("mask", mask, x)
-        lengths = (
-            torch.full((len(x),), x.shape[1], device=x.device) if mask is None else mask.sum(1)
-        )
+        if mask is None:
+            lengths = torch.full((len(x),), x.shape[1], device=x.device)
+        else:
+            lengths = mask.sum(1).clamp(min=1)
+        x = zero_rows(x, mask).to(self.weight)
         logits = x.new_empty(len(x), self.outputs)
-        for cases, steps in self._batches(zero_rows(x, mask), lengths):
+        for cases, steps in self._batches(x, lengths):
             standard = (self._features(steps) - self.mean) * self.scale
             logits[cases] = standard @ self.weight + self.bias
         return ClassifierOutput(logits, ())
 
     def _summaries(self) -> Iterator[tuple[Summary, bool]]:
-        """Yield every family, and whether it reads the differences; first those of the outline."""
-        yield self.outline, False
-        for part, of_changes in (
-            (self.attention, False),
-            (self.of_series, False),
-            (self.of_changes, True),
-        ):
+        """Yield each family, and whether it reads the differences, in the order of the features."""
+        for part in (self.outline, self.attention, self.of_series, self.of_changes):
             for summary in part:
                 assert isinstance(summary, Summary)
-                yield summary, of_changes
+                yield summary, part is self.of_changes
 
     def _draw(self, x: Tensor, lengths: Tensor, generator: torch.Generator) -> None:
         chosen = torch.randperm(len(x), generator=generator)[:SAMPLE].to(x.device)
@@ -202,12 +221,15 @@ class ClosedFormModel(nn.Module):
         return features, kept
 
     def _heads(self, kept: Tensor) -> list[slice]:
-        """Return what each regression reads: the outline, the attention, all that is convolved."""
-        outline = self.outline.features
-        attention = outline + sum(s.features for s in self.attention if isinstance(s, Summary))
-        first, second = torch.searchsorted(kept, kept.new_tensor([outline, attention])).tolist()
-        parts = [slice(0, first), slice(first, second), slice(first, len(kept))]
-        return [part for part in parts if part.stop > part.start]
+        """Return what each regression reads: the outline, the attention, all but the outline."""
+        outline, attention = (
+            sum(summary.features for summary in part if isinstance(summary, Summary))
+            for part in (self.outline, self.attention)
+        )
+        ends = kept.new_tensor([outline, outline + attention])
+        first, second = torch.searchsorted(kept, ends).tolist()
+        parts = {(0, first), (first, second), (first, len(kept))}
+        return [slice(*part) for part in sorted(parts) if part[1] > part[0]]
 
     def _batches(self, x: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Steps]]:
         """Yield cases of like length, few enough for the memory and the cache."""

@@ -17,7 +17,7 @@ from primal.models import dilated
 from primal.models.dilated import Steps
 
 GROUP = 8  # filters that compete with each other
-TOKENS = 4096  # from which the directions of primal attention are found
+TOKENS = 2048  # from which the directions of primal attention are found
 
 
 class Summary(nn.Module, ABC):
@@ -96,6 +96,18 @@ class Contests(Summary):
         return counts.flatten(1).clamp(min=0).sqrt()
 
 
+def ksvd_directions(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    # φ_q and φ_k of tokens, (N, P) each -> W_e, W_r, (P, S) each
+    """Return the weights of the KSVD of ``K = Φ_q Φ_kᵀ``, K itself unseen.
+
+    With Φ = Q R on either side K = Q_q (R_q R_kᵀ) Q_kᵀ. Let U Σ Vᵀ be the SVD of the middle: then
+    H_e = Q_q U and H_r = Q_k V, so that W_e = Φ_kᵀ H_r = R_kᵀ V and W_r = Φ_qᵀ H_e = R_qᵀ U.
+    """
+    left, right = (torch.linalg.qr(side.double(), mode="r").R for side in (query, key))
+    u, _, v = torch.linalg.svd(left @ right.mT)
+    return right.mT @ v.mT[:, :rank], left.mT @ u[:, :rank]
+
+
 @final
 class AttentionScores(Summary):
     """Primal attention between what a series is and how it changes, its scores pooled over time.
@@ -122,23 +134,17 @@ class AttentionScores(Summary):
         self.register_buffer("thresholds", torch.zeros(thresholds, 2 * rank))
 
     def draw(self, sample: Steps, generator: torch.Generator) -> None:
-        from primal.ksvd import KSVD  # brings scikit-learn, which predicting does without
-
         for mix, filters in zip(self.mixes, self.filters, strict=True):
             mix.copy_(dilated.channel_mix(*mix.shape, generator))
             filters.copy_(dilated.normal_filters(filters.shape[1], generator))
         valid = dilated.inside(sample)
-        query, key = (features[valid].cpu() for features in self._features(sample))
+        query, key = (features[valid] for features in self._features(sample))
         rank = self.directions.shape[2]
-        chosen = torch.randperm(len(query), generator=generator)[:TOKENS]
+        chosen = torch.randperm(len(query), generator=generator)[:TOKENS].to(query.device)
         if len(chosen) < rank:  # repeating all tokens alike changes no direction
             chosen = chosen.repeat(-(-rank // len(chosen)))
-        ksvd = KSVD(rank, feature_map=torch.nn.Identity())
-        ksvd.fit(query[chosen].double().numpy(), Z=key[chosen].double().numpy())
-        for directions, weights in zip(
-            self.directions, (ksvd.left_weights_, ksvd.right_weights_), strict=True
-        ):
-            directions.copy_(nn.functional.normalize(torch.from_numpy(weights), dim=0))
+        weights = torch.stack(ksvd_directions(query[chosen], key[chosen], rank))
+        self.directions.copy_(nn.functional.normalize(weights, dim=1))
         scores = self._scores(sample)
         self.thresholds.copy_(
             dilated.draw_thresholds(
