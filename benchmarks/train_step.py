@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -216,6 +216,8 @@ def plain(recipe: TimeSeries, data: SeriesSet, epochs: int) -> list[float]:
 # --- what is measured ----------------------------------------------------------------------------
 
 Row = dict[str, str | int | float]
+Precision = Literal["float32", "tf32", "bfloat16"]
+STEPS = 60  # in an epoch, on a GPU
 
 
 def on_cpu(repeats: int) -> list[Row]:
@@ -233,7 +235,7 @@ def on_cpu(repeats: int) -> list[Row]:
         mine, theirs = (statistics.median(times[name]) for name in ("ours", "plain"))
         rows.append(
             {
-                "shape": f"{shape.name}, {shape.longest}×{shape.channels}",
+                "shape": label(shape),
                 "ours, ms": mine,
                 "plain, ms": theirs,
                 "ours, series/s": 1e3 * batch / mine,
@@ -249,29 +251,27 @@ def on_cuda(repeats: int, seconds: float) -> list[Row]:
     """Time the paper's configuration and the softmax Transformer; stop when time is up."""
     rows: list[Row] = []
     end = time.monotonic() + seconds
-    for shape in SHAPES:
-        data = draw(shape, 1600)
-        for model in ("primalformer", "transformer"):
-            for precision in ("float32", "tf32", "bfloat16"):
-                cells: Row = {}
-                for graphs in (True, False):
-                    if time.monotonic() > end:
-                        print(f"stopped after {seconds} s", flush=True)
-                        return rows
-                    recipe = uea.paper(shape.name, model)
-                    training = replace(recipe.training, precision=precision, graphs=graphs)
-                    spent = ours(replace(recipe, training=training), data, repeats + 1, "cuda")
-                    cells["graphs, ms" if graphs else "eager, ms"] = statistics.median(spent)
-                rows.append(
-                    {
-                        "shape": f"{shape.name}, {shape.longest}×{shape.channels}",
-                        "model": uea.NAMES[model],
-                        "precision": precision,
-                        **cells,
-                    }
-                )
-                print(line(rows[-1]), flush=True)
+    models: tuple[uea.Model, ...] = ("primalformer", "transformer")
+    precisions: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
+    for precision, model, shape in product(precisions, models, SHAPES):
+        recipe, cells = uea.paper(shape.name, model), {}
+        data = draw(shape, STEPS * recipe.training.batch_size)
+        for graphs in (True, False):
+            if time.monotonic() > end:
+                print(f"stopped after {seconds:g} s: raise --seconds for the rest", flush=True)
+                return rows
+            training = replace(recipe.training, precision=precision, graphs=graphs)
+            spent = ours(replace(recipe, training=training), data, repeats + 1, "cuda")
+            cells["graphs, ms" if graphs else "eager, ms"] = statistics.median(spent)
+        rows.append(
+            {"shape": label(shape), "model": uea.NAMES[model], "precision": precision, **cells}
+        )
+        print(line(rows[-1]), flush=True)
     return rows
+
+
+def label(shape: Shape) -> str:
+    return f"{shape.name}, {shape.longest}×{shape.channels}"
 
 
 def line(row: Row) -> str:
@@ -304,7 +304,7 @@ def explained(device: str, repeats: int) -> str:
         return (
             "Width 512, 8 heads, 2 layers, feed-forward 2048, batch 16, the paper's settings of "
             "each set; milliseconds of a training step (batch, forward, backward, clipping, "
-            f"optimizer, sums), median of {repeats} epochs of 100 steps. Target: "
+            f"optimizer, sums), median of {repeats} epochs of {STEPS} steps. Target: "
             f"{GPU_TARGET:g} ms with graphs."
         )
     what = "processor time" if clock is time.process_time else "wall-clock time"
