@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def _page(found: dict[str, dict[str, list[Run]]], seeds: int) -> str:
         "|---" * (1 + 3 * len(METHODS)) + "|",
     ]
     for name, row in means.items():
-        cells = (f"{100 * a:.1f} | {f:.1f} | {p:.1f}" for a, f, p in row.values())
+        cells = [f"{100 * a:.1f} | {f:.1f} | {p:.1f}" for a, f, p in row.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     cells = []
     for method in METHODS:
@@ -182,21 +183,15 @@ def ablate(sets: list[str], root: Path, seeds: int, out: Path | None) -> None:
         "| | " + " | ".join(sets) + " | mean |",
         "|---" * (2 + len(sets)) + "|",
     ]
-    for variant, config in variants.items():
-        row = [
-            100
-            * _cross_validated(uea.load(name, root).train, seeds, lambda *a, c=config: ours(*a, c))
-            for name in sets
-        ]
+    methods: dict[str, Method] = {
+        variant: partial(ours, config=config) for variant, config in variants.items()
+    }
+    methods["MultiRocketHydra"] = METHODS["MultiRocketHydra"]
+    for method, run in methods.items():
+        row = [100 * _cross_validated(uea.load(name, root).train, seeds, run) for name in sets]
         cells = " | ".join(f"{value:.1f}" for value in (*row, statistics.mean(row)))
-        lines.append(f"| {variant} | {cells} |")
+        lines.append(f"| {method} | {cells} |")
         print(lines[-1], flush=True)
-    row = [
-        100 * _cross_validated(uea.load(n, root).train, seeds, METHODS["MultiRocketHydra"])
-        for n in sets
-    ]
-    cells = " | ".join(f"{value:.1f}" for value in (*row, statistics.mean(row)))
-    lines.append(f"| MultiRocketHydra | {cells} |")
     print("\n".join(lines))
     if out is not None:
         out.write_text("\n".join(lines) + "\n")

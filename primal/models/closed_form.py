@@ -18,13 +18,14 @@ from primal.attention.base import as_mask, check_tokens, zero_rows
 from primal.errors import require_positive
 from primal.functional import mask_from_lengths
 from primal.models.classifier import ClassifierOutput
-from primal.models.dilated import Steps, spread_dilations
+from primal.models.dilated import Steps, averaged, spread_dilations
 from primal.models.ridge import blend, fit_ridge
 from primal.models.summaries import AttentionScores, Contests, Excesses, Outline, Summary
 from primal.models.warping import warped
 
 SAMPLE = 64  # training cases that thresholds and directions are fitted to
 OUTLINE = 2048  # random features of the outline
+BATCH = 64  # cases at a time, at most: what is pooled step by step should stay in the cache
 RESPONSES = 2**24  # numbers that exist at one time, per family
 FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
 WIDEST = 4096  # cases or features whose Gram matrix is decomposed
@@ -236,19 +237,13 @@ class ClosedFormModel(nn.Module):
         order = lengths.argsort(stable=True)
         begin = 0
         while begin < len(order):
-            # As many as the longest in reach allows.
-            cases = order[begin : begin + 64]
-            size = max(1, RESPONSES // (256 * int(lengths[cases[-1]])))
-            cases = cases[:size]
+            cases = order[begin : begin + BATCH]
+            steps = -(-int(lengths[cases[-1]]) // self.stride)  # of the longest in reach
+            cases = cases[: max(1, RESPONSES // (256 * steps))]  # 256 filters at a time
             longest = int(lengths[cases[-1]])
             yield cases, self._steps(x[cases, :longest], lengths[cases])
             begin += len(cases)
 
     def _steps(self, x: Tensor, lengths: Tensor) -> Steps:
-        if self.stride > 1:
-            short = F.pad(x, (0, 0, 0, -x.shape[1] % self.stride))
-            sums = short.unflatten(1, (-1, self.stride)).sum(2)
-            starts = torch.arange(sums.shape[1], device=x.device) * self.stride
-            counts = (lengths[:, None] - starts).clamp(1, self.stride)
-            x, lengths = sums / counts[..., None], -(-lengths // self.stride)
+        x, lengths = averaged(x, lengths, self.stride)
         return Steps(x.transpose(0, 1).contiguous(), lengths)

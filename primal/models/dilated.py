@@ -19,7 +19,7 @@ def spread_dilations(longest: int, most: int) -> list[int]:
     """Return up to ``most`` dilations, equal ratios apart, whose windows fit into ``longest``.
 
     >>> spread_dilations(100, 8), spread_dilations(5, 8)
-    ([1, 2, 3, 4, 6, 8, 12], [1])
+    ([1, 2, 4, 6, 8, 12], [1])
     """
     largest = max((longest - 1) / (TAPS - 1), 1.0)
     exponents = torch.linspace(0, 1, most, dtype=torch.float64)
@@ -41,14 +41,29 @@ def normal_filters(count: int, generator: torch.Generator) -> Tensor:  # (9, K)
     return filters / filters.abs().sum(0)
 
 
-def channel_mix(
-    channels: int, count: int, generator: torch.Generator, most: int = 9
-) -> Tensor:  # (C, K)
+def channel_mix(shape: torch.Size, generator: torch.Generator, most: int = 9) -> Tensor:  # (C, K)
     """Draw for each filter how many channels it sums, up to ``most`` and seldom many; and which."""
+    channels, count = shape
     most = min(channels, most)
     sizes = (2 ** (torch.rand(count, generator=generator) * torch.tensor(most + 1.0).log2())).int()
     order = torch.rand(channels, count, generator=generator).argsort(0).argsort(0)
     return (order < sizes.clamp(1, most)).float()
+
+
+def averaged(x: Tensor, lengths: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    # (n, T, C), zero at padding; (n,)
+    """Return the means of every ``stride`` steps, and how many there are; the last may be of fewer.
+
+    >>> averaged(torch.tensor([1.0, 3, 5, 7, 8]).view(1, 5, 1), torch.tensor([5]), 2)[0].flatten()
+    tensor([2., 6., 8.])
+    """
+    if stride == 1:
+        return x, lengths
+    filled = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % stride))
+    sums = filled.unflatten(1, (-1, stride)).sum(2)
+    starts = torch.arange(sums.shape[1], device=x.device) * stride
+    counts = (lengths[:, None] - starts).clamp(1, stride)
+    return sums / counts[..., None], -(-lengths // stride)
 
 
 class Steps(NamedTuple):

@@ -39,6 +39,8 @@ class Excesses(Summary):
     Tan, Dempster, Bergmeir, Webb, "MultiRocket", 2022.
     """
 
+    filters: Tensor
+    whole: Tensor
     mix: Tensor
     thresholds: Tensor
 
@@ -54,7 +56,7 @@ class Excesses(Summary):
         self.register_buffer("thresholds", torch.zeros(thresholds, count))
 
     def draw(self, sample: Steps, generator: torch.Generator) -> None:
-        self.mix.copy_(dilated.channel_mix(*self.mix.shape, generator))
+        self.mix.copy_(dilated.channel_mix(self.mix.shape, generator))
         self.thresholds.copy_(
             dilated.draw_thresholds(*self._responses(sample), len(self.thresholds), generator)
         )
@@ -86,7 +88,7 @@ class Contests(Summary):
         self.register_buffer("filters", torch.zeros(dilated.TAPS, groups * GROUP))
 
     def draw(self, sample: Steps, generator: torch.Generator) -> None:
-        self.mix.copy_(dilated.channel_mix(*self.mix.shape, generator))
+        self.mix.copy_(dilated.channel_mix(self.mix.shape, generator))
         self.filters.copy_(dilated.normal_filters(self.filters.shape[1], generator))
 
     def forward(self, steps: Steps) -> Tensor:
@@ -135,7 +137,7 @@ class AttentionScores(Summary):
 
     def draw(self, sample: Steps, generator: torch.Generator) -> None:
         for mix, filters in zip(self.mixes, self.filters, strict=True):
-            mix.copy_(dilated.channel_mix(*mix.shape, generator))
+            mix.copy_(dilated.channel_mix(mix.shape, generator))
             filters.copy_(dilated.normal_filters(filters.shape[1], generator))
         valid = dilated.inside(sample)
         query, key = (features[valid] for features in self._features(sample))
