@@ -41,7 +41,10 @@ STEPS = 12  # of CONFIG on the toy: three epochs of four
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    return run(None)
+    rows, weights = run(None)
+    sizes = [row["validation/small"] for row in rows]
+    assert max(sizes) > sizes[-1]  # what is kept is not what came last
+    return rows, weights
 
 
 @pytest.fixture(scope="module")
@@ -222,26 +225,23 @@ def spoilt(at: int, *, gradient: bool = False) -> Problem:
     return problem._replace(batch=lambda i: (*problem.batch(i), i), losses=losses)
 
 
-@pytest.mark.parametrize("wait", [False, True])
-def test_a_loss_that_is_no_number_names_batch_and_step(tmp_path, monkeypatch, wait):
-    """Also where the loop looks at its device at the end of an epoch only, as on a GPU."""
+@pytest.mark.parametrize(("wait", "seconds"), [(False, 0.0), (True, 0.0), (True, 1000.0)])
+def test_a_loss_that_is_no_number_names_batch_and_step(tmp_path, monkeypatch, wait, seconds):
+    """Also where the loop looks at its device now and then only, as at a GPU."""
     if wait:
         monkeypatch.setattr(loop, "SYNCHRONOUS", ())
     order = loop._Loop(toy(), CONFIG, None, None)
     order.epoch = 2
     batch = next(i for i, b in enumerate(order._order().split(4), start=1) if 5 in b.tolist())
-    config = replace(CONFIG, checkpoint_seconds=1000.0 if wait else 0.0)
     with pytest.raises(
         Diverged,
         match=rf"at step {4 + batch}, batch {batch} of epoch 2, cases case 5; look at their values",
     ):
-        run(tmp_path, spoilt(at=5), config)
-    # What is saved is from before.
-    if not wait:
-        problem = toy()
-        with pytest.raises(Diverged), RunFolder(tmp_path) as folder:
-            train(spoilt(at=1), config, folder, resume=True)
-        assert all(t.isfinite().all() for t in problem.model.state_dict().values())
+        run(tmp_path, spoilt(at=5), replace(CONFIG, checkpoint_seconds=seconds))
+    if not seconds:  # what is saved is from before
+        tensors, state = checkpoint.load(tmp_path / RunFolder.CHECKPOINT)
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
+        assert (state["epoch"], state["position"]) == (2, batch - 1)
 
 
 def test_a_gradient_that_is_no_number_names_its_batch():
@@ -307,7 +307,8 @@ def test_the_best_epoch_is_kept():
         seen.append({n: t.clone() for n, t in model.state_dict().items()})
         return {"validation/accuracy": next(scores)}
 
-    _, weights = run(None, toy()._replace(evaluate=evaluate))
+    config = replace(CONFIG, select="validation/accuracy")
+    _, weights = run(None, toy()._replace(evaluate=evaluate), config)
     assert_same(([], weights), ([], seen[1]))
 
 
