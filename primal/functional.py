@@ -108,9 +108,8 @@ def cosine(x: Tensor) -> Tensor:  # (..., D) -> (..., D)
     norm = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
     # The gradient is 1/‖x‖ large: float16 ends at 65504, so there shorter vectors count as zero.
     directed = norm > max(blocked.EPSILON, 2 / torch.finfo(x.dtype).max)
-    # The inner where keeps the gradient finite: 1/0 in the branch not taken would still give NaN.
-    inverse = torch.where(directed, norm, 1.0).reciprocal()
-    return torch.where(directed, precise * inverse, 0.0).to(x.dtype)
+    # 1/∞ is 0, and so is its gradient.
+    return (precise * torch.where(directed, norm, torch.inf).reciprocal()).to(x.dtype)
 
 
 def row_normalise(

@@ -108,14 +108,19 @@ class FromAnchors(Projection):
         nn.init.orthogonal_(self.right)
 
     def forward(self, queries: Tokens, keys: Tokens) -> Directions:
-        left_source = self._at_anchors(keys)
-        right_source = self._at_anchors(queries) if self.reads_features else left_source
-        with functional.full_precision(left_source):
-            return Directions(
-                left_source.mT @ self.left.to(left_source.dtype),
-                right_source.mT @ self.right.to(right_source.dtype),
-                functional.coupling(self.left, self.right),
-            )
+        coupling = functional.coupling(self.left, self.right)
+        if self.reads_features:
+            left = self._directions(self._at_anchors(keys), self.left)
+            right = self._directions(self._at_anchors(queries), self.right)
+            return Directions(left, right, coupling)
+        weights = torch.cat((self.left, self.right), dim=-1)  # both read the same anchors
+        left, right = self._directions(self._at_anchors(keys), weights).chunk(2, dim=-1)
+        return Directions(left, right, coupling)
+
+    def _directions(self, source: Tensor, weights: Tensor) -> Tensor:  # (B, H, P, S)
+        """Return ``f(X)ᵀ W``: one product for each head, all sequences in its rows."""
+        with functional.full_precision(source):
+            return torch.einsum("bhap,has->bhps", source, weights.to(source.dtype))
 
     def _at_anchors(self, tokens: Tokens) -> Tensor:  # (B, H, A, P)
         count = tokens.inputs.shape[1]
