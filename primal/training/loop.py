@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -25,6 +24,7 @@ from primal.training.checkpoint import CheckpointError
 from primal.training.graphs import Recorder
 from primal.training.optimizers import Average, Optimizer
 from primal.training.run_folder import FolderError, RunFolder
+from primal.training.signals import Interrupted, Signals
 from primal.training.tally import SampleLosses, Tally
 
 __all__ = ["Diverged", "Interrupted", "Problem", "SampleLosses", "Shown", "TrainingConfig", "train"]
@@ -124,14 +124,6 @@ class Watcher(Protocol):
     def epoch(self, row: dict[str, Any]) -> None: ...
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came; the state is saved."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 class Diverged(ValueError):
     """The loss is no longer a number."""
 
@@ -150,7 +142,7 @@ def train(
     """
     loop = _Loop(problem, config, folder, watch)
     devices = [loop.device] if loop.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), _products(config.precision), loop.listening():
+    with torch.random.fork_rng(devices), _products(config.precision), loop.signals.noted():
         loop.begin(resume=resume)
         loop.run()
     return loop.rows
@@ -180,7 +172,7 @@ class _Loop:
         self.per_epoch = -(-problem.examples // config.batch_size)
         self.epoch, self.position = 1, 0
         self.rows: list[dict[str, Any]] = []
-        self.signal: int | None = None
+        self.signals = Signals()
         self.started = self.saved = time.monotonic()
         self.step = self.compute
         if self.device.type == "cuda" and config.graphs and distributed.size() == 1:
@@ -362,14 +354,14 @@ class _Loop:
     def _save_if_wished(self, *, last: bool = False) -> None:
         """Save when it is time, or to stop; all processes decide alike."""
         due = last or time.monotonic() - self.saved >= self.config.checkpoint_seconds
-        due, stop = distributed.any_of(due, self.signal is not None)
+        due, stop = distributed.any_of(due, self.signals.received is not None)
         if due or stop:
             self._check_loss()
             if self.folder is not None:
                 distributed.by_first(self._save)
             self.saved = time.monotonic()
         if stop:
-            raise Interrupted(self.signal or signal.SIGTERM)
+            raise Interrupted(self.signals.received or signal.SIGTERM)
 
     def _save(self) -> None:
         assert self.folder is not None
@@ -434,26 +426,6 @@ class _Loop:
 
     def _listed(self, group: dict[str, Tensor]) -> list[Tensor]:
         return [group[str(i)].to(self.device) for i in range(len(group))]
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end the run after its step, saved; a second Ctrl-C ends it now."""
-
-        def note(number: int, _: FrameType | None) -> None:
-            # torchrun passes on what its processes got already: there, more than one says no more.
-            if number == self.signal == signal.SIGINT and distributed.size() == 1:
-                raise KeyboardInterrupt
-            self.signal = number
-
-        try:
-            before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # only the main thread may listen
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @contextmanager
