@@ -64,7 +64,7 @@ def documented(text: str) -> Iterator[tuple[str, list[str]]]:
     """Yield every name that the API page shows, and the members it lists."""
     for block in re.finditer(r"^::: (\S+)\n((?:    .*\n)*)", text, flags=re.MULTILINE):
         members = re.search(r"members: \[(.*)\]", block[2])
-        yield block[1], members[1].split(", ") if members else []
+        yield block[1], [name for name in members[1].split(", ") if name] if members else []
 
 
 def resolve(name: str) -> object:
