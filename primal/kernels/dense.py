@@ -1,7 +1,7 @@
 """A feed-forward network's parts on a CPU: products by oneDNN, dropout from few random bits.
 
-PyTorch takes MKL's float32 products, which on AMD's processors run at less than half the speed of
-oneDNN's (benchmarks/train_step.py), and draws a random number for each element of a dropout.
+PyTorch takes MKL's float32 products, which on AMD's processors are slower than oneDNN's, and draws
+a random number for each element of a dropout. benchmarks/train_step.py measures both at work.
 """
 
 from typing import Any
