@@ -187,6 +187,16 @@ def test_two_runs_into_one_folder(capsys):
     assert "here holds a run already" in capsys.readouterr().err
 
 
+def test_a_run_that_never_began_claims_no_folder(own_file, capsys):
+    whole = own_file.read_text()
+    own_file.write_text(whole.replace("slow", "fast"))
+    run = ["run", "timeseries", "--data.path", str(own_file), *SMALL, "--folder", "own"]
+    assert cli.main(run) == 2
+    assert "at least two classes" in capsys.readouterr().err
+    own_file.write_text(whole)
+    assert cli.main(run) == 0
+
+
 def test_a_resumption_wants_the_same_settings(capsys):
     assert cli.main([*RUN, "--folder", "here"]) == 0
     assert cli.main([*RUN, "--training.learning-rate", "0.1", "--resume", "here"]) == 2

@@ -101,7 +101,14 @@ def execute(
     if first:
         folder.write_json(RunFolder.RECIPE, {"name": name, "recipe": to_json(recipe)})
         folder.write_json(RunFolder.ENVIRONMENT, environment(device))
-    result = recipe.run(folder, device=device, resume=resume, watch=watch)
+    try:
+        result = recipe.run(folder, device=device, resume=resume, watch=watch)
+    except ValueError:
+        if first and not (folder / RunFolder.CHECKPOINT).exists():
+            # There is nothing to go on with: the folder may be used again.
+            for left in (RunFolder.RECIPE, RunFolder.ENVIRONMENT, RunFolder.METRICS):
+                (folder / left).unlink(missing_ok=True)
+        raise
     if first:
         others = [settings.to_json(other) for other in recipe.comparisons()]
         found = {"recipe": name, "protocol": getattr(recipe, "protocol", "honest")}
