@@ -29,7 +29,8 @@ BATCH = 64  # cases at a time, at most: what is pooled step by step should stay 
 RESPONSES = 2**24  # numbers that exist at one time, per family
 FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
 WIDEST = 4096  # cases or features whose Gram matrix is decomposed
-FEW = 1200  # cases, copies among them: with more, copies cost much and teach little
+# Cases and steps of them all, warped copies among them: with more, copies cost much, teach little.
+FEW_CASES, FEW_STEPS = 1200, 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,8 @@ class ClosedFormModel(nn.Module):
         """Fit to series x (B, N, channels) and targets: (B,) classes, or numbers."""
         generator = torch.Generator().manual_seed(seed)
         x = zero_rows(x, mask_from_lengths(lengths, x.shape[1])).to(self.weight)
-        n, copies = len(x), 1 + max(0, min(self.copies, FEW // len(x) - 1))
+        n, few = len(x), min(FEW_CASES // len(x), FEW_STEPS // (len(x) * x.shape[1]))
+        copies = max(1, min(1 + self.copies, few))
         x = torch.cat([x, *(warped(x, lengths, generator) for _ in range(copies - 1))])
         self._draw(x[:n], lengths, generator)
         features, kept = self._training_features(x, lengths.repeat(copies), generator)
@@ -156,12 +158,11 @@ class ClosedFormModel(nn.Module):
         if copies > 1:
             heads.append((parts[-1], fit_ridge(features[:, parts[-1]], wanted, copies)))
         trust = blend([ridge.held_out for _, ridge in heads], targets)
-        weight, bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        self.weight.zero_()
+        self.bias.zero_()
         for (part, ridge), share in zip(heads, trust.tolist(), strict=True):
-            weight[kept[part]] += share * ridge.weight
-            bias += share * ridge.bias
-        self.weight.copy_(weight)
-        self.bias.copy_(bias)
+            self.weight[kept[part]] += share * ridge.weight
+            self.bias += share * ridge.bias
         self.fitted.fill_(True)
         return self
 

@@ -17,6 +17,7 @@ from primal.models import dilated
 from primal.models.dilated import Steps
 
 GROUP = 8  # filters that compete with each other
+OUTLINED = 64  # channels at most, drawn by lot, for the map's cost is cubic in their number
 TOKENS = 2048  # from which the directions of primal attention are found
 
 
@@ -174,18 +175,23 @@ class AttentionScores(Summary):
 class Outline(Summary):
     """The series itself, drawn through a few points, in random features of the RBF kernel."""
 
+    chosen: Tensor
     center: Tensor
     scale: Tensor
 
     def __init__(self, channels: int, points: int, features: int) -> None:
         super().__init__()
-        self.points, self.features = points, features
-        width = points * channels + 1
+        self.channels, self.points, self.features = channels, points, features
+        width = points * min(channels, OUTLINED) + 1
+        self.register_buffer("chosen", torch.arange(min(channels, OUTLINED)))
         self.phi = RandomFourier(width, features, generator=torch.Generator())
         self.register_buffer("center", torch.zeros(width))
         self.register_buffer("scale", torch.ones(()))
 
     def draw(self, sample: Steps, generator: torch.Generator) -> None:
+        if self.channels > OUTLINED:
+            lot = torch.randperm(self.channels, generator=generator)
+            self.chosen.copy_(lot[:OUTLINED].sort().values)
         self.phi.resample(generator)
         outlines = self._outlines(sample)
         self.center.copy_(outlines.mean(0))
@@ -199,7 +205,7 @@ class Outline(Summary):
         return features
 
     def _outlines(self, steps: Steps) -> Tensor:  # (n, points · C + 1)
-        values, lengths = steps
+        values, lengths = steps.values[..., self.chosen], steps.lengths
         at = torch.linspace(0, 1, self.points, device=values.device)[:, None] * (lengths - 1)
         before = at.long()
         after = torch.minimum(before + 1, lengths - 1)

@@ -198,6 +198,21 @@ def test_memory_is_bounded(steps):
     assert sorted(seen) == list(range(70))
 
 
+def test_many_cases_are_not_copied(monkeypatch):
+    """Warped copies cost as much as cases do, and are for those who have few."""
+    drawn = []
+    module = "primal.models.closed_form"
+    monkeypatch.setattr(f"{module}.warped", lambda x, *_: drawn.append(len(x)) or x)
+    fitted(replace(SMALL, copies=4))
+    assert drawn == [24] * 4
+    monkeypatch.setattr(f"{module}.FEW_CASES", 60)
+    fitted(replace(SMALL, copies=4))
+    assert drawn == [24] * 5
+    monkeypatch.setattr(f"{module}.FEW_STEPS", 24 * 40 * 2 - 1)
+    fitted(replace(SMALL, copies=4))
+    assert drawn == [24] * 5
+
+
 def test_accuracy_in_cross_validation(shared: Path):
     train = uea.load("RacketSports", shared / "data" / "uea").train
     inside, outside = (train.subset(range(i, len(train), 2)) for i in (0, 1))

@@ -55,3 +55,12 @@ def test_an_outline_is_the_same_at_any_speed():
     kernel = outline(steps) @ outline(steps).mT
     torch.testing.assert_close(kernel.diagonal(), torch.ones(2))
     assert kernel[0, 1] < 0.6
+
+
+def test_an_outline_of_many_channels_draws_some():
+    outline = drawn(
+        Outline(300, points=4, features=64), Steps(torch.randn(9, 5, 300), torch.full((5,), 9))
+    )
+    assert outline.phi.width == 4 * 64 + 1
+    assert len(outline.chosen.unique()) == 64
+    assert outline.chosen.max() > 64
