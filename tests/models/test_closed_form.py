@@ -202,7 +202,12 @@ def test_many_cases_are_not_copied(monkeypatch):
     """Warped copies cost as much as cases do, and are for those who have few."""
     drawn = []
     module = "primal.models.closed_form"
-    monkeypatch.setattr(f"{module}.warped", lambda x, *_: drawn.append(len(x)) or x)
+
+    def counted(x, *_):
+        drawn.append(len(x))
+        return x
+
+    monkeypatch.setattr(f"{module}.warped", counted)
     fitted(replace(SMALL, copies=4))
     assert drawn == [24] * 4
     monkeypatch.setattr(f"{module}.FEW_CASES", 60)
