@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import mean
 from typing import Literal, get_args
@@ -150,24 +151,26 @@ def table(
     where = places(
         path for found in runs.values() for path, recipe in found.items() if stored(path, recipe)
     )
-    return [_published(present), _ours(present, measured, where)]
+    run = [key for _, key in OURS if any(measured[name, key] for name in present)]
+    whole = [name for name in present if run and all(measured[name, key] for key in run)]
+    return [_published(whole or present), _ours(present, whole, measured, where)]
 
 
-def _published(present: Sequence[str]) -> Table:
+def _published(over: Sequence[str]) -> Table:
     rows = [(name, *(f"{value:.1f}" for value in values)) for name, values in TABLE_1.items()]
-    sums = [[TABLE_1[name][i] for name in present] for i in range(len(COLUMNS))]
-    rows.append(
-        ("average, all ten", *(f"{mean(v):.1f}" for v in zip(*TABLE_1.values(), strict=True)))
-    )
-    if present:
-        over = f"average, the {len(present)} present"
-        rows.append((over, *(f"{mean(values):.1f}" for values in sums)))
+    averages = {"average, all ten": list(TABLE_1)} | ({_average_of(over): over} if over else {})
+    for title, names in averages.items():
+        columns = zip(*(TABLE_1[name] for name in names), strict=True)
+        rows.append((title, *(f"{mean(values):.1f}" for values in columns)))
     notes = ("Accuracy in percent as published: the best epoch by test accuracy.",)
     return Table("Table 1 of the paper", ("", *COLUMNS), rows, notes)
 
 
 def _ours(
-    present: Sequence[str], measured: dict[tuple[str, str], list[float]], where: str
+    present: Sequence[str],
+    whole: Sequence[str],
+    measured: dict[tuple[str, str], list[float]],
+    where: str,
 ) -> Table:
     rows = [
         (name, *(percent(measured[name, key]) for _, key in OURS))
@@ -175,15 +178,14 @@ def _ours(
         else (name, *("missing" for _ in OURS))
         for name in uea.PAPER
     ]
-    averages = []
-    for _, key in OURS:
-        of_sets = [mean(found) for name in present if (found := measured[name, key])]
-        whole = of_sets and len(of_sets) == len(present)
-        averages.append(f"{100 * mean(of_sets):.1f}" if whole else "")
-    rows.append((f"average, the {len(present)} present", *averages))
+    if whole:
+        columns = ([mean(measured[name, key] or [nan]) for name in whole] for _, key in OURS)
+        averages = (f"{100 * mean(of_sets):.1f}" for of_sets in columns)
+        rows.append((_average_of(whole), *("" if x == "nan" else x for x in averages)))
     absent = [name for name in uea.PAPER if name not in present]
     notes = [
-        "Accuracy in percent, mean ± standard deviation (seeds).",
+        "Accuracy in percent, mean ± standard deviation (seeds); averages over the sets that every "
+        "column has, the paper's over the same in its own table.",
         "paper: trained on all training cases, best epoch by TEST accuracy, as the paper reports; "
         "the test set is its validation set.",
         f"honest: {VALIDATION:.0%} of the training cases choose the epoch, the test set is used "
@@ -197,6 +199,10 @@ def _ours(
             f"NAME_TEST.ts from {uea.WHERE} and give their folder as --root."
         )
     return Table("Ours", ("", *(title for title, _ in OURS)), rows, tuple(notes))
+
+
+def _average_of(names: Sequence[str]) -> str:
+    return f"average of {', '.join(names)}"
 
 
 # --- the recipes ---------------------------------------------------------------------------------
