@@ -28,6 +28,7 @@ OUTLINE = 2048  # random features of the outline
 BATCH = 64  # cases at a time, at most: what is pooled step by step should stay in the cache
 RESPONSES = 2**24  # numbers that exist at one time, per family
 FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
+LIMIT = 5.0  # standard deviations: a case unlike all others shall not be extrapolated to
 WIDEST = 4096  # cases or features whose Gram matrix is decomposed
 # Cases and steps of them all, warped copies among them: with more, copies cost much, teach little.
 FEW_CASES, FEW_STEPS = 1200, 200_000
@@ -149,7 +150,7 @@ class ClosedFormModel(nn.Module):
         # A feature that is constant in training says nothing, whatever it is later.
         self.scale.zero_()
         self.scale[kept] = torch.where(spread > 1e-6, 1 / spread, 0.0)
-        features *= self.scale[kept]
+        features.mul_(self.scale[kept]).clamp_(-LIMIT, LIMIT)
         wanted = targets[:, None].float()
         if self.outputs > 1:
             wanted = 2 * F.one_hot(targets, self.outputs).float() - 1
@@ -180,7 +181,7 @@ class ClosedFormModel(nn.Module):
         x = zero_rows(x, mask).to(self.weight)
         logits = x.new_empty(len(x), self.outputs)
         for cases, steps in self._batches(x, lengths):
-            standard = (self._features(steps) - self.mean) * self.scale
+            standard = ((self._features(steps) - self.mean) * self.scale).clamp(-LIMIT, LIMIT)
             logits[cases] = standard @ self.weight + self.bias
         return ClassifierOutput(logits, ())
 

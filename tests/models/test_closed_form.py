@@ -140,6 +140,13 @@ def test_learns_numbers():
     assert (predicted[:, 0] - targets[~odd]).square().mean() < 0.1 * targets.var()
 
 
+def test_a_case_unlike_all_others_is_not_extrapolated_to():
+    x, lengths, _ = waves()
+    targets = torch.linspace(-1, 1, 24)
+    model = ClosedFormModel(3, 1, 40).fit(x, lengths, targets)
+    assert model(1e4 * x, mask=lengths).logits.abs().max() < 5
+
+
 @pytest.mark.parametrize("channels", [1, 2, 40])
 def test_any_number_of_channels(channels):
     model = fitted(channels=channels)
