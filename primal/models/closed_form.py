@@ -27,9 +27,9 @@ SAMPLE = 64  # training cases that thresholds and directions are fitted to
 OUTLINE = 2048  # random features of the outline
 BATCH = 64  # cases at a time, at most: what is pooled step by step should stay in the cache
 RESPONSES = 2**24  # numbers that exist at one time, per family
-FEATURES = 8 * 10**7  # numbers the regressions read: more cases, fewer features
+FEATURES = 25 * 10**7  # numbers the regressions read: more cases, fewer features
 LIMIT = 5.0  # standard deviations: a case unlike all others shall not be extrapolated to
-WIDEST = 4096  # cases or features whose Gram matrix is decomposed
+WIDEST = 8192  # cases or features whose Gram matrix is factorised
 # Cases and steps of them all, warped copies among them: with more, copies cost much, teach little.
 FEW_CASES, FEW_STEPS = 1200, 200_000
 

@@ -1,5 +1,6 @@
 """Ridge regression in closed form, its strength chosen by the exact leave-one-out error."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 STRENGTHS = 10.0 ** torch.arange(-4.0, 4.1, 0.5, dtype=torch.float64)  # times the mean of ‖z‖²
+
+LARGE = 4096  # of cases and features: a larger Gram matrix is not decomposed but factorised, once
+BLOCK = 2**24  # numbers that are centered at one time
 
 
 class Ridge(NamedTuple):
@@ -34,12 +38,13 @@ def fit_ridge(
     where 1/N is the bias, which is not penalised. What counts is the error at the first copy.
     """
     rows, p = features.shape
+    if min(rows, p) > LARGE and copies == 1:
+        return _fit_large(features, targets, strengths)
     n = rows // copies
     center, offset = features.mean(0), targets.double().mean(0)
     z, y = features - center, (targets.double() - offset).repeat(copies, 1)
     dual = rows <= p
-    values, vectors = torch.linalg.eigh((z @ z.mT if dual else z.mT @ z).double())
-    values = values.clamp(min=0)
+    values, vectors = _decomposed((z @ z.mT if dual else z.mT @ z).double())
     scale = float(values.sum()) / rows or 1.0
     # λG = I − P diag(1/(s + λ)) Pᵀ with the leading directions P = Z V = U √s.
     directions = vectors * values.sqrt() if dual else z.double() @ vectors
@@ -67,6 +72,56 @@ def fit_ridge(
         weight = (vectors @ (shrunk * rotated)).to(z)
     bias = offset - center.double() @ weight.double()
     return Ridge(weight, bias, targets.double() - residual, strength / scale)
+
+
+def _decomposed(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and vectors of a positive semidefinite matrix."""
+    try:
+        values, vectors = torch.linalg.eigh(gram)
+    except RuntimeError:  # LinAlgError: divide and conquer gives up on a rare matrix
+        vectors, values, _ = torch.linalg.svd(gram)
+    return values.clamp(min=0), vectors
+
+
+def _fit_large(features: Tensor, targets: Tensor, strengths: Tensor) -> Ridge:
+    """Fit many cases with many features at the strength that is best for some of the cases."""
+    rows, p = features.shape
+    some = torch.linspace(0, rows - 1, LARGE // 2, device=features.device).long()
+    strength = fit_ridge(features[some], targets[some], 1, strengths).strength
+    center, offset = features.mean(0), targets.double().mean(0)
+    y, dual = targets.double() - offset, rows <= p
+
+    def parts() -> Iterator[tuple[slice, Tensor]]:  # of the longer side, centered
+        longer, shorter = max(rows, p), min(rows, p)
+        for begin in range(0, longer, max(1, BLOCK // shorter)):
+            part = slice(begin, begin + max(1, BLOCK // shorter))
+            yield part, features[:, part] - center[part] if dual else features[part] - center
+
+    gram = features.new_zeros(min(rows, p), min(rows, p))
+    for _, z in parts():
+        gram += z @ z.mT if dual else z.mT @ z
+    shrinking = strength * float(gram.trace()) / rows
+    gram = gram.double()
+    gram.diagonal().add_(shrinking)
+    factor = torch.linalg.cholesky(gram)
+    if dual:
+        alpha = torch.cholesky_solve(y, factor)
+        weight = torch.cat([z.mT @ alpha.to(z) for _, z in parts()])
+        residual = shrinking * alpha
+        own = shrinking * torch.cholesky_inverse(factor).diagonal()
+    else:
+        moment = torch.zeros(p, y.shape[1]).to(y)
+        for part, z in parts():
+            moment += z.mT.double() @ y[part]
+        weight = torch.cholesky_solve(moment, factor).to(features)
+        fitted, own = torch.empty_like(y), torch.empty_like(y[:, 0])
+        for part, z in parts():
+            half = torch.linalg.solve_triangular(factor, z.mT.double(), upper=False)
+            fitted[part], own[part] = (z @ weight).double(), 1 - half.square().sum(0)
+        residual = y - fitted
+    residual = residual / (own - 1 / rows)[:, None]
+    bias = offset - center.double() @ weight.double()
+    return Ridge(weight, bias, targets.double() - residual, strength)
 
 
 def blend(held_out: list[Tensor], targets: Tensor) -> Tensor:  # heads of (n, c), (n,) -> (heads,)

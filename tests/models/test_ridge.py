@@ -42,6 +42,32 @@ def test_few_and_many_features_agree():
     torch.testing.assert_close(many.held_out, few.held_out, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("width", [9, 70])
+def test_a_large_fit_is_the_same(monkeypatch, width):
+    """Factorised block by block, with fewer features than cases or more."""
+    torch.manual_seed(0)
+    features, targets = torch.randn(40, width) + 1, torch.randn(40, 2)
+    expected = fit_ridge(features, targets, strengths=ONE)
+    monkeypatch.setattr("primal.models.ridge.LARGE", 8)
+    monkeypatch.setattr("primal.models.ridge.BLOCK", 100)
+    large = fit_ridge(features, targets, strengths=ONE)
+    for mine, its in zip(large[:3], expected[:3], strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+
+
+def test_a_matrix_on_which_lapack_gives_up(monkeypatch):
+    torch.manual_seed(0)
+    features, targets = torch.randn(12, 5), torch.randn(12, 2)
+    expected = fit_ridge(features, targets)
+
+    def failing(_):
+        raise RuntimeError("failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    for mine, its in zip(fit_ridge(features, targets), expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+
+
 def test_noise_is_shrunk_and_signal_is_not():
     torch.manual_seed(0)
     features = torch.randn(50, 10)
