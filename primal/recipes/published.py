@@ -34,6 +34,20 @@ TABLE_1: dict[str, tuple[float, ...]] = {
     "UWaveGestureLibrary":  (85.6, 85.0, 85.6, 87.5, 85.3, 88.4, 85.6, 85.0, 86.6, 86.3, 88.4),
 }
 
+# What practitioners would take instead, measured here: benchmarks/results/uea_peers_cpu_2026-11-19.md.
+
+PEERS_NOTE = "aeon's, measured 2026-11-19; nothing chosen on test cases"
+PEERS: dict[str, dict[str, float]] = {
+    "BasicMotions":        {"MiniRocket": 100., "MultiRocketHydra": 100.},
+    "Handwriting":         {"MiniRocket": 51.8, "MultiRocketHydra": 51.9},
+    "JapaneseVowels":      {"MiniRocket": 98.9, "MultiRocketHydra": 98.4},
+    "Libras":              {"MiniRocket": 91.7, "MultiRocketHydra": 93.3},
+    "PenDigits":           {"MiniRocket": 96.8, "MultiRocketHydra": 97.2},
+    "RacketSports":        {"MiniRocket": 85.5, "MultiRocketHydra": 86.8},
+    "SpokenArabicDigits":  {"MiniRocket": 99.8, "MultiRocketHydra": 99.6},
+    "UWaveGestureLibrary": {"MiniRocket": 93.1, "MultiRocketHydra": 93.1},
+}
+
 # The settings behind the last two columns: epochs, optimiser, then rank, η and the multiplier of
 # the anchors (as many as rank × multiplier) for PrimalFormer and for Primal.+.
 SETTINGS: dict[str, tuple[int, optimizers.Name, tuple[int, float, int], tuple[int, float, int]]] = {

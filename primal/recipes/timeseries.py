@@ -22,7 +22,7 @@ from primal.errors import DataError
 from primal.models.build import EncoderConfig
 from primal.models.closed_form import ClosedFormConfig
 from primal.recipes.base import Comparison, Entry, Recipe, Result, Screen
-from primal.recipes.published import COLUMNS, NOTE, TABLE_1
+from primal.recipes.published import COLUMNS, NOTE, PEERS, PEERS_NOTE, TABLE_1
 from primal.training import distributed
 from primal.training.loop import TrainingConfig
 from primal.training.run_folder import FolderError, RunFolder
@@ -85,11 +85,13 @@ class SeriesRecipe(Recipe):
     data: SeriesConfig = field(default_factory=SeriesConfig)
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        row = dict(zip(COLUMNS, TABLE_1.get(self.data.name or "", ()), strict=False))
+        name = self.data.name or ""
+        papers = dict(zip(COLUMNS, TABLE_1.get(name, ()), strict=False))
+        shown = ("Transformer", "Flowformer", "PrimalFormer", "Primal.+")
+        found = [(who, papers[who], NOTE) for who in shown if who in papers]
+        found += [(who, value, PEERS_NOTE) for who, value in PEERS.get(name, {}).items()]
         return tuple(
-            Comparison(who=who, value=row[who] / 100, note=NOTE)
-            for who in ("Transformer", "Flowformer", "PrimalFormer", "Primal.+")
-            if who in row
+            Comparison(who=who, value=value / 100, note=note) for who, value, note in found
         )
 
     def finish(
