@@ -34,7 +34,7 @@ TABLE_1: dict[str, tuple[float, ...]] = {
     "UWaveGestureLibrary":  (85.6, 85.0, 85.6, 87.5, 85.3, 88.4, 85.6, 85.0, 86.6, 86.3, 88.4),
 }
 
-# What practitioners would take instead, measured here: benchmarks/results/uea_peers_cpu_2026-11-19.md.
+# What practitioners would take instead; benchmarks/results/uea_peers_cpu_2026-11-19.md measured it.
 
 PEERS_NOTE = "aeon's, measured 2026-11-19; nothing chosen on test cases"
 PEERS: dict[str, dict[str, float]] = {
