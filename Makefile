@@ -15,7 +15,7 @@ help: ## list the targets
 	@echo 'make TARGET   (with another Python: make clean, then make PYTHON=python3.12 TARGET)'
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 14
 
-demo: $(VENV)/.runtime ## train a classifier of time series and write a page about it: two minutes
+demo: $(VENV)/.runtime ## train a classifier of time series and write a page about it
 	@$(BIN)/primal run uea/JapaneseVowels
 
 test: lint types pytest examples docs wheel ## everything a change must pass
