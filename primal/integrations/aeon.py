@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -50,6 +50,14 @@ SETTINGS, WEIGHTS = "estimator.json", "model.safetensors"
 class _Estimator:
     """What the two estimators share: fitting, predicting, a folder to live in."""
 
+    _tags: ClassVar[dict[str, Any]] = {
+        "X_inner_type": ["np-list", "numpy3D"],
+        "capability:multivariate": True,
+        "capability:unequal_length": True,
+        "capability:missing_values": True,
+        "algorithm_type": "convolution",
+        "python_dependencies": "torch",
+    }
     target: Target
     metadata_: dict[str, Any]
     predictor_: SeriesPredictor
@@ -67,7 +75,7 @@ class _Estimator:
         self.random_state = random_state
         super().__init__()
 
-    def _learn(self, X: Series, y: np.ndarray) -> None:
+    def _fit(self, X: Series, y: np.ndarray) -> Self:
         data, seed = _series(X, y), check_random_state(self.random_state).randint(2**31 - 1)
         model = self.model or ClosedFormConfig()
         if isinstance(model, ClosedFormConfig):
@@ -79,11 +87,12 @@ class _Estimator:
             self.predictor_ = fit_closed_form(
                 model, data, target=self.target, seed=seed, device=self.device
             )
-            return
+            return self
         training = self.training or DEFAULT_TRAINING
         self.predictor_, self.history_ = fit_series(
             model, data, replace(training, seed=seed), target=self.target, device=self.device
         )
+        return self
 
     def _outputs(self, X: Series) -> torch.Tensor:
         return self.predictor_.outputs(_series(X))
@@ -148,15 +157,6 @@ class _Estimator:
         ]
 
 
-_TAGS: dict[str, Any] = {
-    "X_inner_type": ["np-list", "numpy3D"],
-    "capability:multivariate": True,
-    "capability:unequal_length": True,
-    "capability:missing_values": True,
-    "python_dependencies": "torch",
-}
-
-
 class PrimalTimeSeriesClassifier(_Estimator, BaseClassifier):
     """Classify series: of any length, of one channel or many, with values missing.
 
@@ -168,12 +168,7 @@ class PrimalTimeSeriesClassifier(_Estimator, BaseClassifier):
         random_state: a seed; the same one gives the same model, bit by bit, on one machine.
     """
 
-    _tags = {**_TAGS, "algorithm_type": "convolution"}  # noqa: RUF012
     target: Target = "class"
-
-    def _fit(self, X: Series, y: np.ndarray) -> Self:
-        self._learn(X, y)
-        return self
 
     def _predict(self, X: Series) -> np.ndarray:
         found: np.ndarray = self.classes_[self._predict_proba(X).argmax(axis=1)]
@@ -206,12 +201,7 @@ class PrimalTimeSeriesRegressor(_Estimator, BaseRegressor):
         random_state: a seed; the same one gives the same model, bit by bit, on one machine.
     """
 
-    _tags = {**_TAGS, "algorithm_type": "convolution"}  # noqa: RUF012
     target: Target = "value"
-
-    def _fit(self, X: Series, y: np.ndarray) -> Self:
-        self._learn(X, y)
-        return self
 
     def _predict(self, X: Series) -> np.ndarray:
         return self.predictor_.numbers(self._outputs(X)).numpy()

@@ -1,9 +1,7 @@
 """Events in time: the phase task, and the next badge on Stack Overflow."""
 
-import csv
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from primal.recipes.layout import Table, percent
 from primal.training import distributed
 from primal.training.events import EventModelConfig, fit_events, measure
 from primal.training.loop import TrainingConfig
-from primal.training.run_folder import FolderError, RunFolder
+from primal.training.run_folder import RunFolder, csv_table
 from primal.training.series import Device
 
 
@@ -192,7 +190,7 @@ def _write_predictions(path: Path, data: EventSet, windows: Windows, logits: Ten
     counted = windows.counted.nonzero().tolist()
     sequence, start = windows.sequence.tolist(), windows.start.tolist()
     probabilities = logits.double().softmax(-1)
-    with _csv(path) as rows:
+    with csv_table(path) as rows:
         rows.writerow(["case", "label", "predicted", *range(data.count)])
         for (row, n), predicted, some in zip(
             counted, logits.argmax(-1).tolist(), probabilities.tolist(), strict=True
@@ -200,19 +198,6 @@ def _write_predictions(path: Path, data: EventSet, windows: Windows, logits: Ten
             i, event = sequence[row], start[row] + n + 1
             case, label = f"{data.names[i]}:{event + 1}", data.kinds[i][event]
             rows.writerow([case, label, predicted, *(f"{p:.4f}" for p in some)])
-
-
-@contextmanager
-def _csv(path: Path) -> Iterator[Any]:
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with temporary.open("w", newline="") as opened:
-            yield csv.writer(opened)
-        temporary.replace(path)
-    except OSError as error:
-        raise FolderError(f"{path} could not be written ({error}); give another place.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # --- the variants --------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ TABLE_1: dict[str, tuple[float, ...]] = {
 
 # What practitioners would take instead; benchmarks/results/uea_peers_cpu_2026-11-19.md measured it.
 
-PEERS_NOTE = "aeon's, measured 2026-11-19; nothing chosen on test cases"
+PEERS_NOTE = "aeon's, measured 2026-11-19, 3 seeds"
 PEERS: dict[str, dict[str, float]] = {
     "BasicMotions":        {"MiniRocket": 100., "MultiRocketHydra": 100.},
     "Handwriting":         {"MiniRocket": 51.9, "MultiRocketHydra": 51.6},

@@ -1,10 +1,7 @@
 """Time series: train on a set of the UEA archive or on anyone's own files, measure, predict."""
 
-import csv
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,7 +22,7 @@ from primal.recipes.base import Comparison, Entry, Recipe, Result, Screen
 from primal.recipes.published import COLUMNS, NOTE, PEERS, PEERS_NOTE, TABLE_1
 from primal.training import distributed
 from primal.training.loop import TrainingConfig
-from primal.training.run_folder import FolderError, RunFolder
+from primal.training.run_folder import RunFolder, csv_table
 from primal.training.series import (
     DEFAULT_TRAINING,
     Device,
@@ -112,7 +109,7 @@ class SeriesRecipe(Recipe):
             targets = predictor.preparation.targets(test)
             metrics = measure(outputs, targets, predictor.preparation, "test")
             if distributed.is_first():
-                with _table(folder / RunFolder.PREDICTIONS) as table:
+                with csv_table(folder / RunFolder.PREDICTIONS) as table:
                     write_predictions(table, test, outputs, predictor, header=True)
                 folder.write_json("mistakes.json", {"cases": mistakes(test, outputs, predictor)})
         return Result(
@@ -309,20 +306,6 @@ def mistakes(data: SeriesSet, outputs: Tensor, predictor: SeriesPredictor) -> li
     ]
 
 
-@contextmanager
-def _table(path: Path) -> Iterator[Any]:
-    """Open a table that has its name only once it is whole."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with temporary.open("w", newline="") as opened:
-            yield csv.writer(opened)
-        temporary.replace(path)
-    except OSError as error:
-        raise FolderError(f"{path} could not be written ({error}); give another place.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 # --- prediction ----------------------------------------------------------------------------------
 
 
@@ -332,7 +315,7 @@ def predict(
     """Predict for a file of any size, some cases at a time; return how many there were."""
     predictor, cases = SeriesPredictor.load(folder / RunFolder.MODEL, device), 0
     numeric = predictor.preparation.classes is None
-    with _table(out) as table:
+    with csv_table(out) as table:
         for chunk in read_chunks(file, recipe.data.columns, numeric=numeric, cases=512):
             outputs = predictor.outputs(chunk)  # names an unknown class, too
             write_predictions(table, chunk, outputs, predictor, header=cases == 0)

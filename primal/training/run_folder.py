@@ -1,9 +1,10 @@
 """The folder of a run: one writer at a time, files that are whole or absent."""
 
+import csv
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -99,6 +100,20 @@ class RunFolder:
             f"{self.path / name} could not be written ({error}); make room or give another "
             "--folder, then resume."
         )
+
+
+@contextmanager
+def csv_table(path: Path) -> Iterator[Any]:
+    """Open a table that has its name only once it is whole."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("w", newline="") as opened:
+            yield csv.writer(opened)
+        temporary.replace(path)
+    except OSError as error:
+        raise FolderError(f"{path} could not be written ({error}); give another place.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _locked(handle: IO[str]) -> bool:

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aeon.datasets import load_basic_motions, load_covid_3month, load_japanese_vowels
+from aeon.datasets import (
+    load_basic_motions,
+    load_cardano_sentiment,
+    load_covid_3month,
+    load_japanese_vowels,
+)
 from aeon.testing.estimator_checking import parametrize_with_checks
 from aeon.transformations.collection import Normalizer
 from sklearn.model_selection import GridSearchCV
@@ -106,9 +111,10 @@ def test_a_regressor_saves_and_loads(tmp_path):
         PrimalTimeSeriesClassifier.load(tmp_path)
 
 
-def test_a_regressor_beats_the_mean():
-    X, y = load_covid_3month(split="train")
-    Z, truth = load_covid_3month(split="test")
+@pytest.mark.parametrize("load", [load_covid_3month, load_cardano_sentiment])
+def test_a_regressor_beats_the_mean(load):
+    X, y = load(split="train")
+    Z, truth = load(split="test")
     predicted = PrimalTimeSeriesRegressor(random_state=0).fit(X, y).predict(Z)
     assert np.square(predicted - truth).mean() < np.square(y.mean() - truth).mean()
 

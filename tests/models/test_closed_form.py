@@ -232,3 +232,18 @@ def test_accuracy_in_cross_validation(shared: Path):
     predictor = fit_closed_form(ClosedFormConfig(), inside, device="cpu")
     right = predictor.outputs(outside).argmax(1) == predictor.preparation.targets(outside)
     assert right.double().mean() > 0.85
+
+
+def test_probabilities_are_as_sure_as_they_are_right():
+    """Classes that overlap: three quarters can be told apart, and no more is promised."""
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.randint(0, 2, (700,), generator=generator)
+    x = torch.randn(700, 24, 1, generator=generator)
+    level = 0.67 * (2 * classes - 1) + torch.randn(700, generator=generator)
+    x += 2 * level[:, None, None]
+    lengths = torch.full((700,), 24)
+    model = ClosedFormModel(1, 2, 24).fit(x[:200], lengths[:200], classes[:200])
+    found = model(x[200:]).logits.softmax(-1)
+    right = (found.argmax(1) == classes[200:]).float().mean()
+    assert 0.68 < right < 0.82
+    assert abs(found.amax(1).mean() - right) < 0.08

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from primal.recipes import base, uea
-from primal.recipes.published import COLUMNS, SETTINGS, TABLE_1
+from primal.recipes.published import COLUMNS, PEERS, SETTINGS, TABLE_1
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -174,3 +174,16 @@ def test_a_run_is_read_beside_the_papers_and_the_peers_numbers():
         "MiniRocket",
         "MultiRocketHydra",
     }
+
+
+def test_the_peers_numbers_are_those_that_were_measured():
+    root = Path(__file__).parents[2]
+    text = (root / "benchmarks/results/uea_peers_cpu_2026-11-19.md").read_text()
+    readme = (root / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    measured = {row[0]: row for row in rows if len(row) == 10 and row[0] in PEERS}
+    assert measured.keys() == PEERS.keys()
+    for name, row in measured.items():
+        mini, hydra = PEERS[name].values()
+        assert (float(row[4]), float(row[7])) == (mini, hydra)
+        assert f"| {name} | {row[1]} | {row[4]} | {row[7]} |" in readme
