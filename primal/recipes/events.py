@@ -17,7 +17,7 @@ from primal.data.events import EventSet, Windows
 from primal.errors import DataError, require_choice
 from primal.models.build import EncoderConfig
 from primal.recipes.base import Comparison, Entry, Recipe, Result, Screen
-from primal.recipes.cells import run_all, stored
+from primal.recipes.cells import places, run_all, stored
 from primal.recipes.layout import Table, percent
 from primal.training import distributed
 from primal.training.events import EventModelConfig, fit_events, measure
@@ -317,7 +317,9 @@ def table(
         for key, found in runs.items():
             measured = [r for path, recipe in found.items() if (r := stored(path, recipe))]
             rows.append(_row(VARIANTS[key][0], measured))
-        tables.append(Table(title, HEADER, rows, NOTES))
+        where = places(p for found in runs.values() for p, r in found.items() if stored(p, r))
+        notes = (*NOTES, f"Measured on {where}.") if where else NOTES
+        tables.append(Table(title, HEADER, rows, notes))
     return tables
 
 
